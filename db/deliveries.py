@@ -192,6 +192,9 @@ class DeliveryJob(FederationTable, table=True):
     alone, and how often in vain."""
     alone: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
     """How many series of attempts were used up after which it waited by itself, not for its server."""
+    # Written by delivery/outbox/insert, once.
+    trace: str | None = Field(default=None, sa_type=Text)
+    """The trace context of whoever owed it, as JSON of W3C's headers, to which the spans of attempts are linked."""
 
 
 class DeliveryAttempt(FederationTable, table=True):

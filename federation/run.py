@@ -26,11 +26,12 @@ from federation.runtime.recurring_jobs import recurring_jobs
 from federation.runtime.tending import Tick
 from federation.runtime.workers import NO_TASKS, FederationWorkers
 from federation.tasks import declared_tasks
-from workers import Observer, Queue, WorkerEvent, WorkerEventKind
+from workers import Queue
 from workers.storage.abilities import Admission, Pooled
 from workers.storage.base import Storage
 from workers.storage.sql import admission
 from workers.supervisor import Introduction, Membership
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
 
 if TYPE_CHECKING:
     from federation.monitoring.prometheus import ProcessMetrics

@@ -18,21 +18,10 @@ from federation.activitypub.handlers import HANDLERS
 from federation.base.errors import ConfigurationError
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import get_federation
-from workers import (
-    ConditionalKvStore,
-    DeduplicationMode,
-    Enqueued,
-    EnqueueOptions,
-    Handler,
-    JobSpec,
-    QueueTasks,
-    Serde,
-    Task,
-    TaskMessage,
-    Tasks,
-    Unsupported,
-)
-from workers.kv import Key
+from workers import DeduplicationMode, Enqueued, Handler, JobSpec, Task, Tasks, Unsupported
+from workers.kv import ConditionalKvStore, Key
+from workers.serde import Serde
+from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage
 
 
 class _NodesQueue:

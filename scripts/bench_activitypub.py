@@ -1,8 +1,8 @@
 """How fast one worker process sends activities, what each costs it, and how Fedify does beside it.
 
     python scripts/bench_activitypub.py [--contenders sqlite bullmq fedify sealed-sqlite sealed-bullmq] [--each 10]
-        [--servers 200] [--concurrency 50] [--hang 10] [--send 20000] [--repeat 3] [--against COMMIT]
-        [--profile DIRECTORY] [--markdown]
+        [--servers 200] [--concurrency 50] [--hang 10] [--send 20000] [--receive 60] [--repeat 3]
+        [--against COMMIT] [--profile DIRECTORY] [--markdown]
 
 Every run sends `--each` new activities, the Create of a note of 2.4 KB, to the shared inboxes of `--servers` peers in
 another process, which answer 202 and verify nothing. All are owed before the clock starts; some were sent before. Both
@@ -16,6 +16,12 @@ of deliveries to the others. A run that takes longer than a minute is cut off th
 
 `--send N`: what it takes to owe an activity to N inboxes, beside `enqueue_fanout` of a post to as many servers, each in
 a transaction of its own, in turns.
+
+`--receive N`: how fast a node takes activities, N of each of 50 actors over `--concurrency` connections; they were
+signed by draft-cavage before the clock starts, and the actors' keys are known. Ours is `federation node serve`, which
+verifies each and commits it with its job; Fedify verifies it and puts it into its queue in the process. Nobody works
+them off.
+With `--hang N` N others name keys of a server that never answers, all the time.
 
 `--against COMMIT` measures our contenders with the code of that commit, too (`bench/trees.py`), `--profile` shows where
 our worker's CPU time goes (`bench/sampling.py`). Contenders take turns, and medians of `--repeat` runs are shown:
@@ -45,7 +51,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 sys.path.insert(0, measured_tree())
 
-from bench import sampling, sending
+from bench import receiving, sampling, sending
 from bench.deliveries import node_environment, own_keys
 from bench.node import machine, unwind_when_terminated
 from bench.peer_servers import OWN_URL, peer_process
@@ -54,9 +60,11 @@ from bench.report import Ratio, Row, by_table, in_turn, markdown
 from tests.interop.activitypub.peer import HERE as INTEROP
 from tests.interop.activitypub.peer import NODE
 from tests.interop.peer import install_npm_packages
+from tests.servers import free_port
 
 CONTENDERS: Final = ("sqlite", "bullmq", "fedify", "sealed-sqlite", "sealed-bullmq")
 FEDIFY: Final = "fedify"
+BENCH: Final = Path(__file__).parent / "bench"
 WARM: Final = 5
 """So many go to each peer before: V8 compiles what is hot, and connections are open."""
 LIMIT_SECONDS: Final = 60
@@ -88,6 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=50)
     parser.add_argument("--hang", type=int, default=0, metavar="N", help="see above")
     parser.add_argument("--send", type=int, default=0, metavar="N", help="see above")
+    parser.add_argument("--receive", type=int, default=0, metavar="N", help="see above")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each kind, interleaved; medians are shown")
     parser.add_argument("--against", metavar="COMMIT", help="see above")
     parser.add_argument("--profile", type=Path, metavar="DIRECTORY", help="see above")
@@ -100,7 +109,7 @@ def measured(options: argparse.Namespace) -> list[Row | Ratio]:
     """Measure every contender in turn, and return its row; under them, how ours stands to Fedify, and to the commit."""
     folded: dict[str, Counter[str]] = {}
     with trees(options.against) as several:
-        rows = list(owing(options) if options.send else contending(options, several, folded))
+        rows = list(rows_of(options, several, folded))
         for turn in range(1 if options.send else options.repeat):
             for row in in_turn(rows, turn):
                 row.runs.append(asyncio.run(row.measure()))
@@ -109,6 +118,13 @@ def measured(options: argparse.Namespace) -> list[Row | Ratio]:
         sent = options.each * options.servers * options.repeat
         print(f"\n{name}\n{sampling.table(sampling.by_part(stacks), sent)}", file=sys.stderr)
     return [*rows, *compared(rows)]
+
+
+def rows_of(options: argparse.Namespace, several: Sequence[Tree], folded: dict[str, Counter[str]]) -> Iterator[Row]:
+    """Yield the rows of what is asked for."""
+    if options.send:
+        return owing(options)
+    return receiving_rows(options, several) if options.receive else contending(options, several, folded)
 
 
 def contending(options: argparse.Namespace, several: Sequence[Tree], folded: dict[str, Counter[str]]) -> Iterator[Row]:
@@ -188,9 +204,42 @@ async def owed_once(options: argparse.Namespace, name: str) -> dict[str, float]:
         return asked(command(name, options), task, environment, HERE)
 
 
+def receiving_rows(options: argparse.Namespace, several: Sequence[Tree]) -> Iterator[Row]:
+    """Yield the rows of those that take activities."""
+    for name in options.contenders:
+        for tree in several[:1] if name == FEDIFY else several:
+            for hanging in dict.fromkeys([0, options.hang]):
+                if not name.startswith("sealed"):
+                    yield Row(
+                        table=f"{options.receive} activities of each of {receiving.ACTORS} actors",
+                        labels={"contender": name, "code": tree.name, "hang": hanging},
+                        measure=partial(received_once, options, name, tree, hanging),
+                    )
+
+
+async def received_once(options: argparse.Namespace, name: str, tree: Tree, hanging: int) -> dict[str, float]:
+    """Let a contender take activities, in a process of its own with a fresh node."""
+    port = free_port()
+    with node_environment("sqlite" if name == FEDIFY else name) as environment:
+        if name != FEDIFY:
+            environment |= tree.variables() | receiving.settings(port)
+            receiving.prepare(environment)
+        program = [str(NODE), str(BENCH / "fedify_inbox.mjs"), str(port)] if name == FEDIFY else receiving.NODE
+        found = await receiving.receive_all(
+            program,
+            environment,
+            port=port,
+            each=options.receive,
+            connections=options.concurrency,
+            hanging=hanging,
+        )
+    print(name, tree.name, hanging, found, file=sys.stderr)
+    return found
+
+
 def command(name: str, options: argparse.Namespace) -> list[str]:
     if name == FEDIFY:
-        return [str(NODE), str(Path(__file__).parent / "bench" / "fedify.mjs")]
+        return [str(NODE), str(BENCH / "fedify.mjs")]
     worker = [sys.executable, __file__, "--role", "worker"]
     return [*worker, "--profile", str(options.profile)] if options.profile else worker
 

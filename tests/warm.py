@@ -40,6 +40,7 @@ LIBRARIES: Final = ("uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on")
 LEFT_OUT: Final = (
     "federation.analytics",
     "federation.__main__",
+    "federation.testing",
     "federation.workers",
     "db.migrations",
     "workers.testing",

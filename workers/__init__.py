@@ -1,178 +1,194 @@
-"""At-least-once background jobs with leases, for idempotent handlers, on a storage of your choice."""
+"""At-least-once background jobs with leases, for idempotent handlers, on a storage of your choice.
 
-from workers.chains import Chain, Continuation, continue_with
-from workers.checks import new_id
-from workers.clock import Clock, ManualClock, SystemClock
+What most programs need is here, and listed in README.md; all else is imported from its module.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from workers.chains import continue_with
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.details import JobDetails
-from workers.ends import EndedJob
 from workers.errors import (
-    ChildFailedError,
-    CorruptPayloadError,
-    DependencyFailed,
-    ForeignLoop,
-    ForeignQueue,
-    HandlerTimeout,
     JobCancelledError,
-    JobEndedError,
     JobFailedError,
     JobGoneError,
-    JobLockedError,
     JobTimeoutError,
-    LeaseLost,
-    LossReason,
     MaxRetriesError,
-    NotReplicated,
     Retry,
-    ServerUnfit,
     Snooze,
-    StalledError,
-    StorageDamaged,
     StorageError,
-    StorageFull,
     StorageUnavailable,
     TransactionError,
-    UnknownDependency,
-    UnknownJobError,
     UnrecoverableError,
     Unsupported,
-    WaitForChildren,
     WorkersError,
 )
-from workers.flows import Children, EnqueuedFlow, FlowJob
-from workers.jobs import (
-    DROP,
-    AfterFailure,
-    CancelResult,
-    ChildFailure,
-    Claim,
-    EnqueueStatus,
-    ErrorInfo,
-    FailedAttempt,
-    JobOutcome,
-    JobRef,
-    JobState,
-    JobStatus,
-    Moved,
-    NewJob,
-    Repaired,
-    RepairOutcome,
-    SetAside,
-)
-from workers.kv import ConditionalKvStore, KvStore, MemoryKvStore
-from workers.limits import HeldBack, Limit, LimitKey
-from workers.management import Management
+from workers.jobs import EnqueueStatus, JobEvent, JobEventKind, JobState, JobStatus
+from workers.limits import Limit
+from workers.options import QueueOptions
 from workers.queue import Queue
 from workers.retry import RetryPolicy
-from workers.serde import Encoded, JsonSerde, Serde
-from workers.specs import Enqueued, JobSpec, content_id
-from workers.storage.base import Capabilities, Storage
-from workers.tasks import EnqueuedTask, EnqueuedTasks, InMemory, Task, Tasks, TypedTask
-from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
-from workers.worker import Worker
-from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
-from workers.worker.handlers import AttemptContext, Handler, Job, Middleware, Signal, SignalReason
-from workers.worker.maintenance import Reaper
+from workers.specs import Enqueued, JobSpec
+from workers.storage import open_storage
+from workers.tasks import EnqueuedTask, Task, Tasks, TypedTask, Unique
+from workers.worker import Worker, WorkerOptions
+from workers.worker.handlers import Handler, Job
 
 __all__ = [
-    "DROP",
-    "AfterFailure",
-    "AttemptContext",
-    "CancelResult",
-    "Capabilities",
-    "Chain",
-    "ChildFailedError",
-    "ChildFailure",
-    "Children",
-    "Claim",
-    "Clock",
-    "ConditionalKvStore",
-    "Continuation",
-    "CorruptPayloadError",
     "Deduplication",
     "DeduplicationMode",
-    "DependencyFailed",
-    "Encoded",
-    "EndedJob",
-    "EnqueueOptions",
     "EnqueueStatus",
     "Enqueued",
-    "EnqueuedFlow",
     "EnqueuedTask",
-    "EnqueuedTasks",
-    "ErrorInfo",
-    "FailedAttempt",
-    "FlowJob",
-    "ForeignLoop",
-    "ForeignQueue",
     "Handler",
-    "HandlerTimeout",
-    "HeldBack",
-    "InMemory",
     "Job",
     "JobCancelledError",
     "JobDetails",
-    "JobEndedError",
+    "JobEvent",
+    "JobEventKind",
     "JobFailedError",
     "JobGoneError",
-    "JobLockedError",
-    "JobOutcome",
-    "JobRef",
     "JobSpec",
     "JobState",
     "JobStatus",
     "JobTimeoutError",
-    "JsonSerde",
-    "KvStore",
-    "LeaseLost",
     "Limit",
-    "LimitKey",
-    "LossReason",
-    "Management",
-    "ManualClock",
     "MaxRetriesError",
-    "MemoryKvStore",
-    "Middleware",
-    "Moved",
-    "NewJob",
-    "NotReplicated",
-    "Observer",
     "Queue",
-    "QueueTasks",
-    "Reaper",
-    "RepairOutcome",
-    "Repaired",
+    "QueueOptions",
     "Retry",
     "RetryPolicy",
-    "Serde",
-    "ServerUnfit",
-    "SetAside",
-    "Signal",
-    "SignalReason",
     "Snooze",
-    "StalledError",
-    "Storage",
-    "StorageDamaged",
     "StorageError",
-    "StorageFull",
     "StorageUnavailable",
-    "SystemClock",
     "Task",
-    "TaskMessage",
-    "TaskQueue",
     "Tasks",
     "TransactionError",
     "TypedTask",
-    "UnknownDependency",
-    "UnknownJobError",
+    "Unique",
     "UnrecoverableError",
     "Unsupported",
-    "WaitForChildren",
     "Worker",
-    "WorkerEvent",
-    "WorkerEventKind",
+    "WorkerOptions",
     "WorkersError",
-    "content_id",
     "continue_with",
-    "new_id",
+    "open_storage",
 ]
+
+_MOVED: Final = {
+    "workers.chains": (
+        "Chain",
+        "Continuation",
+    ),
+    "workers.checks": ("new_id",),
+    "workers.clock": (
+        "Clock",
+        "ManualClock",
+        "SystemClock",
+    ),
+    "workers.ends": ("EndedJob",),
+    "workers.errors": (
+        "ChildFailedError",
+        "CorruptPayloadError",
+        "DependencyFailed",
+        "ForeignLoop",
+        "ForeignQueue",
+        "HandlerTimeout",
+        "JobEndedError",
+        "JobLockedError",
+        "LeaseLost",
+        "LossReason",
+        "NotReplicated",
+        "ServerUnfit",
+        "StalledError",
+        "StorageDamaged",
+        "StorageFull",
+        "UnknownDependency",
+        "UnknownJobError",
+        "WaitForChildren",
+    ),
+    "workers.flows": (
+        "Children",
+        "EnqueuedFlow",
+        "FlowJob",
+    ),
+    "workers.jobs": (
+        "AfterFailure",
+        "CancelResult",
+        "ChildFailure",
+        "Claim",
+        "DROP",
+        "ErrorInfo",
+        "FailedAttempt",
+        "JobOutcome",
+        "JobRef",
+        "Moved",
+        "NewJob",
+        "RepairOutcome",
+        "Repaired",
+        "SetAside",
+    ),
+    "workers.kv": (
+        "ConditionalKvStore",
+        "KvStore",
+        "MemoryKvStore",
+    ),
+    "workers.limits": (
+        "HeldBack",
+        "LimitKey",
+    ),
+    "workers.management": ("Management",),
+    "workers.serde": (
+        "Encoded",
+        "JsonSerde",
+        "Serde",
+    ),
+    "workers.specs": ("content_id",),
+    "workers.storage.base": (
+        "Capabilities",
+        "Storage",
+    ),
+    "workers.tasks": (
+        "EnqueuedTasks",
+        "InMemory",
+    ),
+    "workers.tasks.queue": (
+        "EnqueueOptions",
+        "QueueTasks",
+        "TaskMessage",
+        "TaskQueue",
+    ),
+    "workers.worker.events": (
+        "Observer",
+        "WorkerEvent",
+        "WorkerEventKind",
+    ),
+    "workers.worker.handlers": (
+        "AttemptContext",
+        "Middleware",
+        "Signal",
+        "SignalReason",
+    ),
+    "workers.worker.maintenance": ("Reaper",),
+}
+"""Names that were here, by their modules."""
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Return what was here until 0.3, with a warning that says where it is now."""
+        module = next((module for module, names in _MOVED.items() if name in names), None)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import warnings
+        from importlib import import_module
+
+        warnings.warn(
+            f"import {name} from {module}; from workers it goes with the next minor version",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(import_module(module), name)

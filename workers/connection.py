@@ -1,19 +1,19 @@
-"""A queue's way to its storage: in which event loop it is connected, and which jobs go there together."""
+"""A queue's way to its storage: in which event loop it is connected, which jobs go there together, and within what."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from workers.batching import Batcher
-from workers.errors import ForeignLoop, StorageUnavailable, Unsupported, WorkersError
+from workers.errors import ForeignLoop, StorageError, StorageUnavailable, Unsupported, WorkersError
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import EnqueueResult, NewJob
 from workers.limits import Limit, check_limits
 from workers.slices import sliced
-from workers.storage.abilities import Joinable, KeepsLimits, KeepsSomeLimits, OfOneLoop
+from workers.storage.abilities import Joinable, KeepsLimits, KeepsSomeLimits, Migratable, OfOneLoop
 from workers.storage.base import Storage
 from workers.storage.subscribers import some_are_held
 
@@ -31,6 +31,7 @@ class QueueConnection:
     def __init__(self, storage: Storage, *, forget: Callable[[], None]) -> None:
         self._storage = storage
         self._forget = forget
+        self.makes_tables = False  # whether those of an embedded database are made where they are missing
         self.limits: dict[str, Limit] = {}
         self._undeclared: dict[str, Limit] = {}
         self._connected = False
@@ -74,11 +75,30 @@ class QueueConnection:
             return
         async with self._connecting:
             if not self._connected:
-                await self._storage.connect()
+                await self._connect()
                 self._connected = True
             if self._undeclared and isinstance(self._storage, KeepsLimits):
                 await self._storage.declare_limits(self._undeclared)
                 self._undeclared = {}
+
+    async def _connect(self) -> None:
+        try:
+            await self._storage.connect()
+        except StorageError:
+            if not (self.makes_tables and await self.make_tables()):
+                raise
+            await self._storage.connect()
+
+    async def make_tables(self) -> bool:
+        """Make the tables that an embedded storage lacks; return False where there are none to be made.
+
+        Raises:
+            StorageError: another version made them, or there is no place for them.
+        """
+        if self._storage.capabilities.processes == "many" or not isinstance(self._storage, Migratable):
+            return False
+        await self._storage.migrate()
+        return True
 
     async def _move_out(self) -> None:
         """Forget what belonged to a loop that is gone."""
@@ -135,3 +155,31 @@ def naming(jobs: Iterable[NewJob]) -> Iterator[None]:
         yield
     except StorageUnavailable as error:
         raise error.naming(job.id for job in jobs) from error
+
+
+Surroundings: TypeAlias = Callable[[list[NewJob]], contextlib.AbstractContextManager[list[NewJob]]]
+"""Opens what surrounds the enqueue of these jobs, and gives the jobs to enqueue."""
+
+
+@runtime_checkable
+class SurroundsEnqueues(Protocol):
+    """A middleware, or an observer, that is there for enqueues as well."""
+
+    def enqueuing(self, queue: str, jobs: list[NewJob]) -> contextlib.AbstractContextManager[list[NewJob]]:
+        """Open what surrounds one call that enqueues these jobs; it may give them other metadata, and nothing else."""
+
+
+def surroundings(queue: str, parts: Iterable[object]) -> Surroundings:
+    """Return what middlewares and observers together put around the enqueues of a queue: the first is outermost."""
+    found = [each for each in parts if isinstance(each, SurroundsEnqueues)]
+    if not found:
+        return contextlib.nullcontext
+
+    @contextlib.contextmanager
+    def surround(jobs: list[NewJob]) -> Iterator[list[NewJob]]:
+        with contextlib.ExitStack() as stack:
+            for each in found:
+                jobs = stack.enter_context(each.enqueuing(queue, jobs))
+            yield jobs
+
+    return surround

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -25,11 +25,12 @@ class JobDetails:
     """A job as `Queue.get_job` returns it.
 
     `encoded_payload` and `encoded_result` are the bytes that the storage keeps, None where it keeps none: the payload
-    of a completed job may be gone. See `JobRecord` for `failures`.
+    of a completed job may be gone. See `JobRecord` for `failures`. `meta` is what the enqueue gave.
     """
 
     status: JobStatus
     failures: tuple[FailedAttempt, ...] = ()
+    meta: Mapping[str, str] = field(default_factory=dict, repr=False)
     encoded_payload: bytes | None = field(default=None, repr=False)
     encoded_result: bytes | None = field(default=None, repr=False)
     payload_serde: Serde = field(repr=False)
@@ -63,7 +64,7 @@ class JobDetails:
         return self.status.last_error
 
     def spec(self) -> JobSpec:
-        """Return what enqueues the job anew, here or in another queue: same id, name, payload, attempts and priority.
+        """Return what enqueues the job anew, here or elsewhere: same id, name, payload, attempts, priority, metadata.
 
         The payload's bytes are taken as they are. Everything else is as the queue it is enqueued in has it.
 
@@ -79,6 +80,7 @@ class JobDetails:
             name=status.name,
             max_attempts=status.max_attempts,
             priority=status.priority,
+            meta=self.meta,
         )
 
     def as_json(self) -> str:
@@ -92,6 +94,7 @@ class JobDetails:
                 "attempt": status.attempt,
                 "max_attempts": status.max_attempts,
                 "priority": status.priority,
+                "meta": dict(self.meta),
                 "created_at": status.created_at.isoformat(),
                 "finished_at": None if status.finished_at is None else status.finished_at.isoformat(),
                 **_shown("payload", self.encoded_payload),
@@ -131,6 +134,7 @@ class JobReader:
         return JobDetails(
             status=record.status,
             failures=record.failures,
+            meta=record.meta,
             encoded_payload=record.payload,
             encoded_result=record.result,
             payload_serde=self.payload_serde,

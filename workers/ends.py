@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from workers.errors import ErrorInfo, JobCancelledError, JobFailedError, JobGoneError, MaxRetriesError
 from workers.jobs import JobOutcome, JobRef, OutcomeKind
@@ -65,7 +66,7 @@ class EndedJob:
         return result_of(self.job.id, self.outcome)
 
     @property
-    def result(self) -> object:
+    def result(self) -> Any:  # Any: what its handler returned
         """The decoded result.
 
         Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from workers.checks import check_text
 from workers.jobs import ChildFailure, EnqueueResult, FlowNode, JobRef, NewJob
@@ -56,7 +56,7 @@ class Children:
     none.
     """
 
-    completed: Mapping[JobRef, object] = field(default_factory=dict, repr=False)
+    completed: Mapping[JobRef, Any] = field(default_factory=dict, repr=False)  # Any: what handlers returned
     ignored: Mapping[JobRef, str] = field(default_factory=dict)
     failed: Mapping[JobRef, str | None] = field(default_factory=dict)
     unfinished: int = 0

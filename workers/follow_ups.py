@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from workers.jobs import AfterFailure, Claim, JobRef, NewJob
-from workers.retry import RetryPolicy
+from workers.retry import RetryPolicy, stored_policy
 from workers.serde import Serde
 
 _IDS: Final = uuid.UUID("5f1c5f0e-7a38-4a3e-9c0b-2f4d7c1f5a60")
@@ -16,7 +16,10 @@ _IDS: Final = uuid.UUID("5f1c5f0e-7a38-4a3e-9c0b-2f4d7c1f5a60")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextJob:
-    """What a handler says of a job that comes after its own; what is None is as in its own, except the ordering key."""
+    """What a handler says of a job that comes after its own; what is None is as in its own, except the ordering key.
+
+    The metadata, and with it the trace, is that of its own.
+    """
 
     name: str
     payload: object = field(repr=False)
@@ -43,8 +46,9 @@ class NextJob:
             keep_failed=claim.keep_failed,
             priority=claim.priority if self.priority is None else self.priority,
             ordering_key=self.ordering_key,
-            backoff=self.backoff or claim.backoff,
+            backoff=stored_policy(self.backoff) or claim.backoff,
             chain_index=chain_index,
+            meta=claim.meta,
         )
 
 

@@ -154,9 +154,9 @@ class Management:
 
         Returns how many, and which.
 
-        They keep id, name, payload, attempts and priority, see `JobDetails.spec`. A job is removed once the other queue
-        has it: after a crash in between it is in both, and sending it again is safe, as it is there already. If the
-        other queue has a job of that id with another payload, this one stays here, and is not counted.
+        They keep id, name, payload, attempts, priority and metadata, see `JobDetails.spec`. A job is removed once the
+        other queue has it: after a crash in between it is in both, and sending it again is safe, as it is there
+        already. If the other queue has a job of that id with another payload, this one stays here, and is not counted.
         """
         ids = _several(ids)
         await self._connect()

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self, Unpack
 
 from workers.chains import Chain, Continuation
-from workers.checks import MAX_ATTEMPTS, as_duration, as_lease, check_text, check_whole
-from workers.connection import QueueConnection, naming
+from workers.checks import MAX_ATTEMPTS, as_duration, as_lease, check_whole
+from workers.connection import QueueConnection, naming, surroundings
 from workers.crons import Crons
 from workers.details import JobDetails, JobReader
 from workers.ends import result_of
@@ -22,19 +22,17 @@ from workers.flows import EnqueuedFlow, FlowJob, answers, flatten
 from workers.jobs import CancelResult, EnqueueResult, JobState, JobStatus, NewJob
 from workers.limits import HeldBack, Limit
 from workers.management import Management
-from workers.retention import KEEP_FAILED, Retention, check_retention
-from workers.retry import RetryPolicy, check_policy
-from workers.serde import JsonSerde, Serde
+from workers.options import QueueOptions
+from workers.serde import Serde
 from workers.slices import in_slices
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec, as_ttl, check_spec, link_spec, new_job
 from workers.storage import open_storage
-from workers.storage.abilities import ContinuesFromOutside, HoldsWakeUps, Joinable
+from workers.storage.abilities import ContinuesFromOutside, HoldsWakeUps, Joinable, Migratable
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.waiting import check_timeout, end_of, wait_for_end
 from workers.worker import Worker
 from workers.worker.events import Observer
 from workers.worker.exchanges import check_slots
-from workers.worker.failures import OnFailed
 from workers.worker.handlers import Handler, HandlerFunction, Middleware
 from workers.worker.startup_checks import UnhandledNames
 
@@ -42,18 +40,14 @@ from workers.worker.startup_checks import UnhandledNames
 class Queue:
     """Enqueues jobs to `storage` and asks about them; after `execute`, `start` also runs a worker on it.
 
-    `storage` may be its URL. Durations may be numbers of seconds, except that a whole `result_ttl` is in milliseconds.
-    `result_ttl` and `keep_failed` say how long completed and failed jobs are kept. `retry`, `concurrency`, `overtime`,
-    `lease`, `worker_id`, `grace` and the rest are settings of that worker. A queue belongs to the event loop that uses
-    it first, until it is stopped or that loop is closed; plain code has `workers.sync.Queue`. The operator's verbs,
-    from `pause` to `drain`, are under `manage`, what recurs under `crons`.
-
-    `limits` are stored with the queue when it is first used, by name: that of the jobs it is for, `"*"` for all jobs of
-    the queue, or any other, which a `LimitKey` names. Jobs of a name in `limits` wait for that limit. So producers and
-    workers give the same ones.
+    `storage` may be its URL. A job is tried up to `max_attempts` times, unless it says otherwise; that worker runs
+    `concurrency` jobs at a time. A completed job is kept for `result_ttl`. Durations may be numbers of seconds, except
+    that a whole `result_ttl` is in milliseconds. What else can be set is in `options`. A queue belongs to the event
+    loop that uses it first, until it is stopped or that loop is closed; plain code has `workers.sync.Queue`. The
+    operator's verbs, from `pause` to `drain`, are under `manage`, what recurs under `crons`.
 
     Raises:
-        Unsupported: `limits` on a storage that keeps none, or not these.
+        Unsupported: limits on a storage that keeps none, or not these.
         ValueError, TypeError: a setting out of its range, or of another kind, by its name.
         StorageError: see `open_storage`.
     """
@@ -62,53 +56,36 @@ class Queue:
         self,
         storage: Storage | str,
         *,
-        payload_serde: Serde | None = None,
-        result_serde: Serde | None = None,
+        concurrency: int = 1,
         max_attempts: int = 3,
         result_ttl: timedelta | int = timedelta(hours=1),
-        keep_failed: Retention = KEEP_FAILED,
-        retry: RetryPolicy | None = None,
-        concurrency: int = 1,
-        overtime: int = 0,
-        lease: timedelta | float = timedelta(seconds=30),
-        worker_id: str | None = None,
-        grace: timedelta | float = timedelta(seconds=20),
-        middlewares: Sequence[Middleware] = (),
-        observers: Iterable[Observer] = (),
-        on_failed: OnFailed | None = None,
-        limits: Mapping[str, Limit] | None = None,
+        options: QueueOptions = QueueOptions(),  # noqa: B008 - it is frozen
     ) -> None:
+        makes_tables = isinstance(storage, str) if options.makes_tables is None else options.makes_tables
         self.storage = storage = open_storage(storage) if isinstance(storage, str) else storage
+        self._options = options
         self._connection = QueueConnection(storage, forget=self._forget_loop)
-        self._connection.declare_limits(limits or {})
-        self._payload_serde = payload_serde or JsonSerde()
-        self._result_serde = result_serde or JsonSerde()
+        self._connection.makes_tables = makes_tables
+        self._connection.declare_limits(options.limits)
         check_whole("max_attempts", max_attempts, 1, MAX_ATTEMPTS)
-        check_retention(keep_failed)
+        check_slots(concurrency, options.overtime)
         self._make_job = partial(
             new_job,
-            serde=self._payload_serde,
+            serde=options.payload_serde,
             queue=storage.queue,
             max_attempts=max_attempts,
             result_ttl=as_ttl(result_ttl),
-            keep_failed=keep_failed,
+            keep_failed=options.keep_failed,
             limits=self._connection.limits,
         )
-        check_policy("retry", retry)
-        check_slots(concurrency, overtime)
-        if worker_id is not None:
-            check_text("worker id", worker_id)
         self._concurrency = concurrency
-        self._lease = as_lease("lease", lease)
-        self._grace = as_duration("grace", grace)
-        self._middlewares = tuple(middlewares)
-        self._observers = tuple(observers)
-        self._make_worker = partial(Worker, worker_id=worker_id, overtime=overtime, retry=retry, on_failed=on_failed)
+        self._result_serde = options.result_serde
+        self._surround = surroundings(storage.queue, (*options.middlewares, *options.observers))
         self._handlers: Mapping[str, HandlerFunction | Handler] = {}
         self._unhandled = UnhandledNames(storage.queue)
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
-        self._reader = JobReader(storage, self._payload_serde, self._result_serde)
+        self._reader = JobReader(storage, options.payload_serde, options.result_serde)
 
     @cached_property
     def crons(self) -> Crons:
@@ -119,6 +96,25 @@ class Queue:
     def manage(self) -> Management:
         """The operator's steps."""
         return Management(self.storage, self._connection.open, self._reader)
+
+    async def migrate(self) -> None:
+        """Make the tables where they are missing; a storage without any has nothing to be made.
+
+        Raises:
+            StorageError, StorageUnavailable: see the storage's own `migrate`.
+        """
+        if isinstance(self.storage, Migratable):
+            await self.storage.migrate()
+
+    @property
+    def makes_tables(self) -> bool:
+        """Whether the tables of an embedded database are made at the first use."""
+        return self._connection.makes_tables
+
+    async def make_tables(self) -> None:
+        """Make them now, before something else connects the storage, if this queue makes them at all."""
+        if self.makes_tables:
+            await self._connection.make_tables()
 
     def declare_limits(self, limits: Mapping[str, Limit]) -> None:
         """Keep these limits too, from the next use of the queue on; see `Queue`.
@@ -136,19 +132,24 @@ class Queue:
         return (await self.manage.held_back([job_id]))[0]
 
     @property
+    def limits(self) -> Mapping[str, Limit]:
+        """The limits that were declared here."""
+        return MappingProxyType(self._connection.limits)
+
+    @property
     def payload_serde(self) -> Serde:
         """How payloads become bytes."""
-        return self._payload_serde
+        return self._options.payload_serde
 
     @property
     def lease(self) -> timedelta:
         """How long a claim of its worker holds a job."""
-        return self._lease
+        return as_lease("lease", self._options.lease)
 
     @property
     def grace(self) -> timedelta:
         """How long a stop of its worker lets handlers finish."""
-        return self._grace
+        return as_duration("grace", self._options.grace)
 
     async def enqueue(
         self,
@@ -159,6 +160,11 @@ class Queue:
         **options: Unpack[JobOptions],
     ) -> Enqueued:
         """Store the job, or report what has its id or deduplication key already; see `JobSpec`, `Storage.enqueue`.
+
+        With `connection`, an SQLAlchemy connection or session on the storage's database, it is part of that
+        transaction. The options are the fields of a `JobSpec`: `id`, `delay`, `at`, `max_attempts`, `result_ttl`,
+        `keep_completed`, `keep_failed`, `priority`, `ordering_key`, `limit_key`, `fair_key`, `backoff`,
+        `deduplication`, `after` and `after_failure`.
 
         Raises:
             Unsupported: the storage keeps no deduplication keys, or lets no job follow others; see its `capabilities`.
@@ -177,7 +183,7 @@ class Queue:
         job = self._new_job(spec)
         with naming([job]):
             await self._connection.open()
-            return self._decoded(await self._connection.store(job))
+            return self._decoded(await self._store(job))
 
     async def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
         """Enqueue many jobs, as by `enqueue`, in one round trip or one per 500 jobs; other tasks go on meanwhile.
@@ -188,7 +194,8 @@ class Queue:
         jobs = await in_slices(lambda spec: self._new_job(check_spec(spec)), specs)
         with naming(jobs):
             await self._connection.open(connection)
-            results = await self._connection.store_many(jobs, connection)
+            with self._surround(jobs) as chosen:
+                results = await self._connection.store_many(chosen, connection)
         return await in_slices(self._decoded, results)
 
     def enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
@@ -203,7 +210,8 @@ class Queue:
         jobs = [self._new_job(check_spec(spec)) for spec in specs]
         if not isinstance(self.storage, Joinable):
             raise Unsupported(f"{self.storage!r} cannot join a transaction; enqueue after it has committed")
-        return [self._decoded(result) for result in self.storage.enqueue_on(jobs, connection)]
+        with self._surround(jobs) as chosen:
+            return [self._decoded(result) for result in self.storage.enqueue_on(chosen, connection)]
 
     @contextlib.asynccontextmanager
     async def with_notify(self, connection: object | None = None) -> AsyncIterator[None]:
@@ -232,7 +240,10 @@ class Queue:
             raise Unsupported(f"{self.storage!r} has no flows, see its `capabilities`; continue jobs as chains instead")
         nodes = flatten([tree], self.storage.queue, self._new_job)
         await self._connection.open()
-        [answer] = answers(nodes, await self.storage.enqueue_flow(nodes), self._result_serde.loads)
+        with self._surround([node.job for node in nodes]) as jobs:
+            nodes = [replace(node, job=job) for node, job in zip(nodes, jobs, strict=True)]
+            results = await self.storage.enqueue_flow(nodes)
+        [answer] = answers(nodes, results, self._result_serde.loads)
         return answer
 
     async def enqueue_and_wait(
@@ -263,9 +274,7 @@ class Queue:
         with naming([job]):
             await self._connection.open()
             async with self._reader.explaining(job.id, job.payload):
-                return self._result_serde.loads(
-                    await end_of(self.storage, job.id, partial(self._connection.store, job), timeout)
-                )
+                return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))
 
     async def get_result(self, job_id: str) -> object:
         """Return the decoded result of a completed job; None while it has none, and for ids unknown or no longer known.
@@ -379,10 +388,11 @@ class Queue:
             )
         if link.after:
             raise ValueError(f"chain {chain_id!r}: a link from outside of a handler follows no other jobs")
-        status = await self.get_status(chain_id)
-        if status is None:
+        found = await self.get_job(chain_id)
+        if found is None:
             return None
-        then = replace(self._new_job(link_spec(link, status)), chain_index=status.chain_index + 1)
+        spec = link_spec(link, found.status, found.meta)
+        then = replace(self._new_job(spec), chain_index=found.status.chain_index + 1)
         await self._connection.open(connection)
         return await self.storage.continue_job(then, connection=connection)
 
@@ -417,29 +427,33 @@ class Queue:
         self,
         *,
         concurrency: int | None = None,
+        grace: timedelta | float | None = None,
         observers: Iterable[Observer] = (),
         middlewares: Sequence[Middleware] = (),
     ) -> Worker:
         """Make the worker that `start` would run, for whoever runs it otherwise: `await queue.worker().run()`.
 
-        `observers` and `middlewares` come before the queue's own, of which it has each only once.
+        `concurrency` and `grace` replace the queue's own. `observers` and `middlewares` come before the queue's own, of
+        which it has each only once.
 
         Raises:
             ValueError: there are no handlers, or no place for a job.
         """
         if self._handlers:
             self.crons.check_names(self._handlers)
-        return self._make_worker(
+        own = self._options
+        return Worker(
             self.storage,
             self._handlers,
-            lease=self._lease,
-            grace=self._grace,
-            payload_serde=self._payload_serde,
-            result_serde=self._result_serde,
             concurrency=self._concurrency if concurrency is None else concurrency,
-            middlewares=(*(each for each in middlewares if each not in self._middlewares), *self._middlewares),
-            observers=(*observers, *self._observers),
-            crons=self.crons.declared,
+            lease=own.lease,
+            observers=(*observers, *own.observers),
+            options=replace(
+                own,
+                grace=own.grace if grace is None else grace,
+                middlewares=(*(each for each in middlewares if each not in own.middlewares), *own.middlewares),
+                crons=(*own.crons, *self.crons.declared),
+            ),
         )
 
     async def start(self) -> None:
@@ -488,6 +502,10 @@ class Queue:
         if self._handlers:
             self._unhandled.look_at(spec.name, self._handlers)
         return self._make_job(spec)
+
+    async def _store(self, job: NewJob) -> EnqueueResult:
+        with self._surround([job]) as [chosen]:
+            return await self._connection.store(chosen)
 
     def _decoded(self, result: EnqueueResult) -> Enqueued:
         return Enqueued(

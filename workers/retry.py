@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final, TypeAlias
 
-from workers.checks import as_duration
+from workers.checks import MAX_DELAY, as_duration
+
+BackoffFunction: TypeAlias = Callable[[int, BaseException], timedelta | float]
+"""Says how long to wait after attempt number *n* (the first is 1) has failed with this error; a number is seconds."""
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +23,17 @@ class RetryPolicy:
 
     The defaults wait 10, 20, 40, 80, 160, 300, 300 ... seconds. `jitter` spreads each delay evenly over ± that share
     of it (default 10 %; 0 gives the exact values). `multiplier=1` is a fixed delay. Numbers are seconds.
+
+    A function `backoff` of the attempt and its error replaces all of that; `jitter` does not change its delay. Where it
+    raises, or returns anything but a delay from 0 to 100 years, this is logged with its name, and the rest counts. It
+    belongs to a worker: the policy that a job brings along is stored, and has none.
     """
 
     initial: timedelta = timedelta(seconds=10)
     multiplier: float = 2.0
     maximum: timedelta = timedelta(seconds=300)
     jitter: float = 0.1
+    backoff: BackoffFunction | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "initial", as_duration("initial", self.initial))
@@ -33,9 +44,21 @@ class RetryPolicy:
             raise ValueError(f"multiplier must be at least 1, not {self.multiplier}")
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"jitter is a share from 0 to 1, not {self.jitter}")
+        if self.backoff is not None and not callable(self.backoff):
+            raise TypeError(f"backoff is a function of the attempt and its error, not {self.backoff!r}")
 
-    def delay(self, attempt: int, *, uniform: Callable[[float, float], float] = random.uniform) -> timedelta:
-        """Return how long to wait after attempt number `attempt` (the first is 1) has failed."""
+    def delay(
+        self,
+        attempt: int,
+        error: BaseException | None = None,
+        *,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> timedelta:
+        """Return how long to wait after attempt number `attempt` (the first is 1) has failed with this error."""
+        if self.backoff is not None and error is not None:
+            chosen = _delay_of(self.backoff, attempt, error)
+            if chosen is not None:
+                return chosen
         try:
             seconds = self.initial.total_seconds() * self.multiplier ** (attempt - 1)
         except OverflowError:
@@ -44,6 +67,43 @@ class RetryPolicy:
         if self.jitter:
             seconds *= uniform(1 - self.jitter, 1 + self.jitter)
         return timedelta(seconds=seconds)
+
+
+def _delay_of(backoff: BackoffFunction, attempt: int, error: BaseException) -> timedelta | None:
+    """Return the function's delay; None, told by its name, if it has none: the attempt must end all the same."""
+    name = getattr(backoff, "__qualname__", repr(backoff))
+    try:
+        delay = as_duration("what it returns", backoff(attempt, error))
+    except Exception as raised:
+        _LOG.warning("the back-off %s failed with %s: %s; the policy decides", name, type(raised).__name__, raised)
+        return None
+    if not timedelta(0) <= delay <= MAX_DELAY:
+        _LOG.warning("the back-off %s returned %s, not a delay from 0 to 100 years; the policy decides", name, delay)
+        return None
+    return delay
+
+
+def with_backoff(policy: RetryPolicy | None, backoff: BackoffFunction | None) -> RetryPolicy | None:
+    """Return the policy with this function, or as it is without one.
+
+    Raises:
+        TypeError: it is no function, or the policy is none.
+    """
+    if backoff is None:
+        return policy
+    check_policy("retry", policy)
+    return replace(policy or RetryPolicy(), backoff=backoff)
+
+
+def stored_policy(policy: RetryPolicy | None) -> RetryPolicy | None:
+    """Return the policy that a job brings along.
+
+    Raises:
+        ValueError: it has a function, which is stored nowhere.
+    """
+    if policy is not None and policy.backoff is not None:
+        raise ValueError("a job's own back-off is stored with it, and has no function; give that to the task or worker")
+    return policy
 
 
 def check_policy(what: str, value: RetryPolicy | None) -> None:
@@ -62,7 +122,7 @@ AT_ONCE: Final = RetryPolicy(initial=timedelta(0), multiplier=1, jitter=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBackoff:
-    """A back-off of which a job knows the name alone: a custom one of Node's producers; see `Worker(backoffs=...)`."""
+    """A back-off of which a job knows the name alone: a custom one of Node's producers: see `WorkerOptions`."""
 
     type: str
     delay: timedelta = timedelta(0)

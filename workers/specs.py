@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypedDict
@@ -15,7 +15,7 @@ from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, JobStatu
 from workers.jobs.job import by_queue
 from workers.limits import LimitKey
 from workers.retention import KEEP_FAILED
-from workers.retry import RetryPolicy
+from workers.retry import RetryPolicy, stored_policy
 from workers.serde import Encoded, JsonSerde, Serde
 
 DEFAULT_NAME: Final = "default"
@@ -32,6 +32,7 @@ class JobSpec:
     does not complete: it fails, or runs all the same. Of two jobs the one of lower `priority` runs first, from
     -1 000 to 2 097 151; see `capabilities.urgent_priorities`. A `limit_key` is a key of the limit that is called as the
     job, or a `LimitKey`; without one the limit of that name counts, where the queue has one. `fair_key`: see `NewJob`.
+    `meta` has a few short texts that stay with the job and mean nothing to the queue, see `workers.metadata`.
     """
 
     payload: object = field(repr=False)
@@ -51,6 +52,7 @@ class JobSpec:
     deduplication: Deduplication | None = None
     after: Iterable[str | JobRef] = ()
     after_failure: AfterFailure | Literal["fail", "run"] = AfterFailure.FAIL
+    meta: Mapping[str, str] | None = field(default=None, repr=False)
 
 
 class JobOptions(TypedDict, total=False):
@@ -71,6 +73,7 @@ class JobOptions(TypedDict, total=False):
     deduplication: Deduplication | None
     after: Iterable[str | JobRef]
     after_failure: AfterFailure | Literal["fail", "run"]
+    meta: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
     return spec
 
 
-def link_spec(link: NextJob, status: JobStatus) -> JobSpec:
+def link_spec(link: NextJob, status: JobStatus, meta: Mapping[str, str]) -> JobSpec:
     """Return the next link of the chain that stands like this."""
     return JobSpec(
         payload=link.payload,
@@ -105,6 +108,7 @@ def link_spec(link: NextJob, status: JobStatus) -> JobSpec:
         priority=status.priority if link.priority is None else link.priority,
         ordering_key=link.ordering_key,
         backoff=link.backoff,
+        meta=meta,
     )
 
 
@@ -138,11 +142,12 @@ def new_job(
         ordering_key=spec.ordering_key,
         limit_key=as_limit_key(spec, limits),
         fair_key=spec.fair_key,
-        backoff=spec.backoff,
+        backoff=stored_policy(spec.backoff),
         deduplication=spec.deduplication,
         after=after,
         after_elsewhere=elsewhere,
         after_failure=AfterFailure(spec.after_failure),
+        meta={} if spec.meta is None else spec.meta,
     )
 
 

@@ -6,7 +6,7 @@ connection, in the calling thread. For everything else the calling thread waits 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -17,10 +17,11 @@ from workers.background import background
 from workers.details import JobDetails
 from workers.flows import EnqueuedFlow, FlowJob
 from workers.jobs import CancelResult, JobState, JobStatus
+from workers.limits import Limit
+from workers.options import QueueOptions
 from workers.queue import Queue as AsyncQueue
-from workers.retention import KEEP_FAILED, Retention
-from workers.serde import Serde
 from workers.specs import DEFAULT_NAME, Enqueued, JobOptions, JobSpec
+from workers.storage.abilities import Joinable
 from workers.storage.base import Storage
 
 __all__ = ["Queue", "SyncQueue"]
@@ -38,28 +39,29 @@ class SyncQueue:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Storage | str,
         *,
-        payload_serde: Serde | None = None,
-        result_serde: Serde | None = None,
         max_attempts: int = 3,
         result_ttl: timedelta | int = timedelta(hours=1),
-        keep_failed: Retention = KEEP_FAILED,
+        options: QueueOptions = QueueOptions(),  # noqa: B008 - it is frozen
     ) -> None:
-        self._queue = AsyncQueue(
-            storage,
-            payload_serde=payload_serde,
-            result_serde=result_serde,
-            max_attempts=max_attempts,
-            result_ttl=result_ttl,
-            keep_failed=keep_failed,
-        )
-        self._let_go = finalize(self, _let_go, self._queue)
-        self._let_go.atexit = False  # the background loop closes it at the interpreter's end
+        self._queue = AsyncQueue(storage, max_attempts=max_attempts, result_ttl=result_ttl, options=options)
+        finalize(self, _let_go, self._queue).atexit = False  # the background loop closes it at the interpreter's end
+
+    @classmethod
+    def over(cls, queue: AsyncQueue) -> Self:
+        """Return the calls of this queue, which nothing else may use meanwhile, and whose owner closes it."""
+        made = cls.__new__(cls)
+        made._queue = queue
+        return made
 
     @property
     def storage(self) -> Storage:
         return self._queue.storage
+
+    def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        """See `workers.Queue.declare_limits`."""
+        self._queue.declare_limits(limits)
 
     def enqueue(
         self,
@@ -69,17 +71,34 @@ class SyncQueue:
         connection: object | None = None,
         **options: Unpack[JobOptions],
     ) -> Enqueued:
-        """See `workers.Queue.enqueue`; `connection` is a synchronous SQLAlchemy `Connection` or `Session`."""
+        """See `workers.Queue.enqueue`.
+
+        `connection` is the owner of a transaction: a synchronous SQLAlchemy `Session` or `Connection`, Django's
+        `connection` in a `transaction.atomic` block, or one of `sqlite3` or psycopg 3.
+
+        Raises:
+            Unsupported: the storage is in no database.
+            TypeError, ValueError: the connection is something else, or in autocommit.
+            StorageError: it is one of another database than the jobs'.
+        """
         return self.enqueue_many([JobSpec(payload=payload, name=name, **options)], connection=connection)[0]
 
     def enqueue_many(self, specs: Iterable[JobSpec], *, connection: object | None = None) -> list[Enqueued]:
         """See `workers.Queue.enqueue_many`; `connection` as in `enqueue`."""
         if connection is not None:
-            return self._queue.enqueue_on(connection, specs)
+            return self._enqueue_on(connection, specs)
         chosen = list(specs)
         if len(chosen) == 1:  # concurrent calls share a round trip
             return [self._run(lambda queue: queue.enqueue_spec(chosen[0]))]
         return self._run(lambda queue: queue.enqueue_many(chosen))
+
+    def _enqueue_on(self, connection: object, specs: Iterable[JobSpec]) -> list[Enqueued]:
+        if not isinstance(self.storage, Joinable):
+            return self._queue.enqueue_on(connection, specs)  # says why not
+        from workers.borrowed import joined
+
+        with joined(connection) as caller:
+            return self._queue.enqueue_on(caller, specs)
 
     def enqueue_flow(self, tree: FlowJob) -> EnqueuedFlow:
         """See `workers.Queue.enqueue_flow`."""
@@ -89,12 +108,18 @@ class SyncQueue:
         self,
         payload: object,
         *,
-        timeout: timedelta = timedelta(seconds=30),
+        timeout: timedelta | float = timedelta(seconds=30),
         name: str = DEFAULT_NAME,
         **options: Unpack[JobOptions],
     ) -> object:
         """See `workers.Queue.enqueue_and_wait`."""
         return self._run(lambda queue: queue.enqueue_and_wait(payload, timeout=timeout, name=name, **options))
+
+    def wait_for_job_chain_completion(
+        self, chain_id: str, timeout: timedelta | float = timedelta(seconds=30)
+    ) -> object:
+        """See `workers.Queue.wait_for_job_chain_completion`."""
+        return self._run(lambda queue: queue.wait_for_job_chain_completion(chain_id, timeout))
 
     def get_status(self, job_id: str) -> JobStatus | None:
         """See `workers.Queue.get_status`."""

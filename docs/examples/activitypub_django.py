@@ -4,6 +4,7 @@ from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path, re_path
 from django.utils.crypto import get_random_string
+from django.views.decorators.csrf import csrf_exempt
 
 from federation import activitypub, sync
 
@@ -19,8 +20,10 @@ def add_note(request: HttpRequest) -> JsonResponse:
     return JsonResponse([*sent.delivery_ids], safe=False)
 
 
+@csrf_exempt  # other servers post to inboxes
 def show(request: HttpRequest) -> HttpResponse:  # `actor=` returns documents of your own
-    status, headers, body = activitypub.respond(request.method, request.get_full_path(), request.headers)
+    path = request.get_full_path()
+    status, headers, body = activitypub.respond(request.method, path, request.headers, request.body)
     return HttpResponse(body, status=status, headers=headers)
 
 

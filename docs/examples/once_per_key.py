@@ -3,7 +3,8 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from workers import Job, MemoryKvStore, Queue, Tasks
+from workers import Job, Queue, Tasks
+from workers.kv import MemoryKvStore
 from workers.storage.sql import SqlStorage
 
 storage = SqlStorage("sqlite:///once_per_key.sqlite3", "background")

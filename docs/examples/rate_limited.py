@@ -2,12 +2,12 @@
 
 import asyncio
 
-from workers import Limit, Queue
+from workers import Limit, Queue, QueueOptions
 from workers.storage.memory import MemoryStorage
 
 
 async def main() -> None:
-    queue = Queue(MemoryStorage(), limits={"send": Limit("2/s")})
+    queue = Queue(MemoryStorage(), options=QueueOptions(limits={"send": Limit("2/s")}))
     queue.execute({"send": lambda job: print(job.payload)})
     async with queue:  # runs a worker until the block ends
         await asyncio.gather(*(queue.enqueue_and_wait(to, name="send", limit_key=to) for to in ("ann", "bob") * 3))

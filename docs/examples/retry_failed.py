@@ -10,5 +10,5 @@ queue = Queue(FileStorage("jobs"), max_attempts=1)
 queue.execute(lambda job: print(Path(job.payload).read_text()))  # fails while there is no such file
 
 if __name__ == "__main__":
-    again = queue.manage.retry_where(lambda job: job.last_error.type == "FileNotFoundError")
+    again = queue.manage.retry_where(lambda job: getattr(job.last_error, "type", None) == "FileNotFoundError")
     print("queued again:", asyncio.run(again))

@@ -22,8 +22,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from db import Database, ReceivedActivity, ReceivedState
 from federation.base.audit import UNRECORDED, Record
-from workers import DROP, JobSpec, JobState, Queue
+from workers import JobSpec, JobState, Queue
 from workers.clock import Clock
+from workers.jobs import DROP
 
 log = structlog.get_logger(__name__)
 

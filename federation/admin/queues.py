@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from federation.base.audit import Order, Record, recorded
 from federation.base.settings.reach import connect
-from workers import JobState, Queue, RepairOutcome, SetAside
+from workers import JobState, Queue
+from workers.jobs import RepairOutcome, SetAside
 
 if TYPE_CHECKING:
     from federation.runtime.composition import Federation

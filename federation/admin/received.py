@@ -71,7 +71,7 @@ async def list_received(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class StoredArrival:
     """An activity, and the number of the one of the same actor that it waits for, if it does."""
 
     activity: ReceivedRow
@@ -82,7 +82,7 @@ class Arrival:
 class Arrivals:
     """What came with one id: of several actors, or of one who names several activities alike, the latest first."""
 
-    received: Sequence[Arrival]
+    received: Sequence[StoredArrival]
 
     @property
     def are_done(self) -> bool:
@@ -102,7 +102,7 @@ async def arrivals(database: Database, activity_id: str) -> Arrivals | None:
     named = select(*_COLUMNS).where(col(ReceivedActivity.activity_id) == activity_id)
     rows = await database.rows(named.order_by(number.desc()).limit(MOST_NAMED))
     found = [ReceivedRow(**row._mapping) for row in rows]
-    told = [Arrival(activity=each, behind=await _behind(database, each)) for each in found]
+    told = [StoredArrival(activity=each, behind=await _behind(database, each)) for each in found]
     return Arrivals(received=told) if told else None
 
 
@@ -117,7 +117,7 @@ async def _behind(database: Database, row: ReceivedRow) -> int | None:
     return found
 
 
-def _told(arrival: Arrival) -> str:
+def _told(arrival: StoredArrival) -> str:
     row = arrival.activity
     if row.state is ReceivedState.DONE:
         return "it was handled"

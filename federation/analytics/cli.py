@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str]) -> None:
             why.
     """
     options = make_parser().parse_args(arguments)
-    options.command(options)
+    with _ahead(options):
+        options.command(options)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -141,7 +142,7 @@ def _days(text: str) -> int:
 
 
 def _add_output(parser: argparse.ArgumentParser, content: str) -> None:
-    described = f"directory of {content}, made if need be; or s3://…, gs://…, abfs://…"
+    described = f"directory of {content}, made if need be; or s3://…, gs://…, abfs://…, hdfs://…"
     parser.add_argument("--out", type=_place, required=True, metavar="OUT", help=described)
 
 
@@ -266,6 +267,22 @@ def _forget(options: argparse.Namespace) -> None:
     _print(options, {"url": url, "files": files, "rows": rows}, lines)
 
 
+@contextmanager
+def _ahead(options: argparse.Namespace) -> Iterator[None]:
+    """Open Spark's session before anything is looked at, if Spark alone can look: that has Hadoop's client."""
+    places = [
+        place for place in (options.out, getattr(options, "input", None)) if place and not isinstance(place, Path)
+    ]
+    with ExitStack() as stack:
+        if any(place.is_hadoops for place in places):
+            from federation.analytics.session import MUCH
+
+            if hasattr(options, "since"):
+                _check(options)
+            stack.enter_context(_session(options, None, work=MUCH))
+        yield
+
+
 def _check(options: argparse.Namespace) -> None:
     """Refuse arguments that are wrong in themselves, whatever they are used on."""
     if options.jdbc and not Path(options.jdbc).is_file():
@@ -301,15 +318,25 @@ def _session(
 
     Problems that are found quickly are reported before the seconds that Spark takes to start.
     """
+    from pyspark.sql import SparkSession
+
     from federation.analytics.data.database import check_database
+    from federation.analytics.data.spark_files import root_of
     from federation.analytics.session import session
 
     jar = getattr(options, "jdbc", None)
     if database is not None:
         check_database(database)
         ready(database)
+    running = SparkSession.getActiveSession()
+    if running is not None:  # see `_ahead`
+        yield running
+        return
     tell("starting Spark")
     with session(options.master, settings={"spark.jars": jar} if jar else None, work=work) as spark:
+        for place in (options.out, getattr(options, "input", None)):
+            if place and not isinstance(place, Path):
+                root_of(spark, place)
         yield spark
 
 

@@ -90,8 +90,11 @@ BLACKLIST: Final = _schema(id=_TEXT, server_url=_TEXT, created_at=_TIME, reason=
 HEALTH_EVENTS: Final = _schema(id=_COUNT, server_url=_TEXT, from_state=_TEXT, to_state=_TEXT, reason=_TEXT, at=_TIME)
 """`server_health_events`, one row per change of a server's health."""
 
-LINKS: Final = _schema(server_url=_TEXT, wire=_TEXT, state=_TEXT, since=_TIME)
-"""`server_links`, as it stood when it was read: whether the way to a server is open, by each wire that it speaks."""
+LINKS: Final = _schema(server_url=_TEXT, wire=_TEXT, state=_TEXT, since=_TIME, reason=_TEXT)
+"""`server_links`, as it stood when it was read: whether the way to a server is open, by each wire that it speaks.
+
+`reason` is the code of the failure that closed it: the registry has `UNKNOWN` for what the original does not know.
+"""
 
 DELIVERIES: Final = _schema(
     id=_TEXT, server_url=_TEXT, wire=_TEXT, state=_TEXT, error_code=_TEXT, created_at=_TIME, settled_at=_TIME
@@ -101,8 +104,8 @@ DELIVERIES: Final = _schema(
 LOSSES: Final = _schema(id=_TEXT, server_url=_TEXT, state=_TEXT, error_code=_TEXT, created_at=_TIME, lost_at=_TIME)
 """`delivery_losses`: what was given up longer ago."""
 
-ACCEPTED_KEYS: Final = _schema(server_url=_TEXT, fingerprint=_TEXT)
-"""`accepted_keys`: the keys that an operator has looked at."""
+ACCEPTED_KEYS: Final = _schema(server_url=_TEXT, fingerprint=_TEXT, accepted_at=_TIME)
+"""`accepted_keys`: the keys that an operator has looked at, and when."""
 
 SERVER_DAILY: Final = _schema(
     server_url=_TEXT,
@@ -121,11 +124,14 @@ SERVER_DAILY: Final = _schema(
     p95_ms=_NUMBER,
     p99_ms=_NUMBER,
     slow=_COUNT,
+    failed_hours=MapType(_NUMBER, _COUNT, valueContainsNull=False),
 )
 """One row per server and UTC day with attempts. `attempts` = delivered + retryable + permanent, without parked.
 
 `errors` counts attempts by error code. Ratios are 0 to 1, and null if nothing was attempted; `relayed_share` refers to
-what was delivered, and is null if nothing was. `slow` counts deliveries that took longer than `figures.daily.SLOW_MS`.
+what was delivered, and is null if nothing was. `slow` counts deliveries that took longer than `figures.daily.SLOW_MS`,
+`failed_hours` failed attempts by the hour of the day in which they began; days that an earlier version computed have
+none.
 """
 
 SERVER_SCORECARD: Final = _schema(
@@ -153,12 +159,13 @@ SERVER_SCORECARD: Final = _schema(
     owed_since=_TIME,
     lost=_COUNT,
 )
-"""One row per server, known or attempted, and window (7 and 30 days up to and including `as_of`).
+"""One row per server, known, reached or owed something, and window (7 and 30 days up to and including `as_of`).
 
 `availability` counts the time in which the server was down as undelivered. `state` is healthy, unhealthy, blacklisted
 or unregistered, as is one that needs no registry. `owed` counts the deliveries that wait to be sent, `held` those of
 them that wait for the server or for us, `owed_since` is the oldest's time; `lost` counts those that were given up in
-the window. Null: a ratio of nothing, a mean over no outage, a time not on record.
+the window. `action` and `reasons` are those of both windows. Null: a ratio of nothing, a mean over no outage, a time
+not on record.
 """
 
 NETWORK_SUMMARY: Final = _schema(
@@ -174,8 +181,14 @@ NETWORK_SUMMARY: Final = _schema(
     p50_ms=_NUMBER,
     p95_ms=_NUMBER,
     errors=_COUNTS,
+    lost=_COUNT,
+    own_trouble=_TEXTS,
 )
-"""One row per UTC day of the window, even for days without attempts. Percentiles need the attempts themselves."""
+"""One row per UTC day of the window, even for days without attempts. Percentiles need the attempts themselves.
+
+`lost` counts the deliveries that were given up; `own_trouble` has the hours in which this node was cut off or did
+nothing, as `07:30 to 07:52`. Days that an earlier version computed have neither.
+"""
 
 KEY_ANOMALIES: Final = _schema(
     as_of=_DAY,

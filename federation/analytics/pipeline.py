@@ -32,10 +32,11 @@ from federation.analytics.days import MONTH
 from federation.analytics.errors import AnalyticsError, first_cause
 from federation.analytics.figures.compute import compute
 from federation.analytics.frames import Inputs, Window
+from federation.analytics.jvm import size_of
 from federation.analytics.report.find import find
 from federation.analytics.report.page import render, write_page
 from federation.analytics.report.summary import summary_of, write_summary
-from federation.analytics.session import divide_work, keeping, size_of
+from federation.analytics.session import divide_work, keeping
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,16 +9,20 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pyspark import SparkContext, StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+import pyspark
+from pyspark import StorageLevel
+from pyspark.sql import SparkSession
 
 from federation.analytics.class_archive import find_archive, java_options, keep
-from federation.analytics.errors import JavaNotFound
+from federation.analytics.errors import AnalyticsError, JavaNotFound
+from federation.analytics.jvm import end_java, leaf_of, remember_classes, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import DataFrame
 
     from federation.analytics.frames import Keep
 
@@ -28,9 +32,6 @@ _INSTALL: Final = (
     f"install Java {OLDEST_JAVA} or newer (on Debian and Ubuntu: apt install openjdk-17-jre-headless),"
     " or point JAVA_HOME at one"
 )
-_ENDS_WITHIN: Final = 120
-"""How long a JVM may take to write down its classes, in seconds."""
-
 _BYTES_PER_PART: Final = 16 * 2**20
 _FEWEST_PARTS: Final = 2
 _MOST_PARTS: Final = 1_000
@@ -45,7 +46,7 @@ _BOTH_COMPILERS: Final = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
     " -XX:Tier4BackEdgeThreshold=400000"
 )
-_MUCH: Final = 128 * 2**20
+MUCH: Final = 128 * 2**20
 """So many bytes of attempts are worth the optimising compiler."""
 
 # Java keeps 48 MiB of compiled code by default if it does not optimise, which is too little for Spark. The collector is
@@ -97,8 +98,6 @@ _FEW_ROWS: Final = {
     "spark.sql.shuffle.partitions": "2",
 }
 
-_NAMED_OFTEN: Final = ("PythonUtils", "PythonSQLUtils", "functions", "org.apache.spark.sql.functions")
-
 
 def find_java() -> Path:
     """Return the `java` that Spark will start: that of JAVA_HOME if it is set, otherwise the first on PATH.
@@ -148,23 +147,8 @@ def session(
     finally:
         spark.stop()
         if archive is not None and is_new:
-            _end_java()
+            end_java()
             keep(archive)
-
-
-def _end_java() -> None:
-    """End the JVM of this process, and wait for it. A session after that starts one of its own."""
-    gateway: Any = SparkContext._gateway
-    SparkContext._gateway = SparkContext._jvm = None
-    if gateway is None:
-        return
-    gateway.shutdown()
-    gateway.proc.stdin.close()  # it waits for that
-    try:
-        gateway.proc.wait(timeout=_ENDS_WITHIN)
-    except subprocess.TimeoutExpired:
-        gateway.proc.kill()
-        gateway.proc.wait()
 
 
 def open_session(
@@ -184,6 +168,7 @@ def open_session(
 
     Raises:
         JavaNotFound: see `find_java`; not checked if spark-submit has started the JVM already.
+        AnalyticsError: that JVM has a Spark of another version.
     """
     builder = SparkSession.builder.appName(name)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
@@ -199,14 +184,29 @@ def open_session(
     progress = "true" if sys.stderr.isatty() else "false"
     builder = builder.config(map={**_EVERYWHERE, "spark.ui.showConsoleProgress": progress, **(settings or {})})
     session = builder.getOrCreate()
+    require_same_spark(session.version)
     session.sparkContext.setLogLevel("WARN")
-    _remember_classes(session)
+    remember_classes(session)
     return session
+
+
+def require_same_spark(running: str) -> None:
+    """Check that the Spark that runs is one that this PySpark knows.
+
+    Raises:
+        AnalyticsError: they differ by more than a patch: what one says, the other may not understand.
+    """
+    ours = str(pyspark.__version__)
+    if running.split(".")[:2] != ours.split(".")[:2]:
+        raise AnalyticsError(
+            f"the Spark that runs is {running}, and PySpark here is {ours}: start the command with a spark-submit of"
+            f" {'.'.join(ours.split('.')[:2])}, on a cluster of that version"
+        )
 
 
 def jvm_options(archive: Path | None, work: int) -> str:
     """Return the options of a JVM that is to read so many bytes of attempts."""
-    compiler = _BOTH_COMPILERS if work >= _MUCH else _QUICK_COMPILER
+    compiler = _BOTH_COMPILERS if work >= MUCH else _QUICK_COMPILER
     return " ".join([compiler, _JVM_OPTIONS, *([] if archive is None else [java_options(archive)])])
 
 
@@ -222,11 +222,6 @@ def divide_work(rows: DataFrame, size: int | None = None) -> None:
         expected = size_of(rows) if size is None else size
         parts = min(max(expected // _BYTES_PER_PART, _FEWEST_PARTS), _MOST_PARTS)
         session.conf.set("spark.sql.shuffle.partitions", str(parts))
-
-
-def size_of(rows: DataFrame) -> int:
-    """Return the bytes of `rows`, which files hold, or which were computed and kept; of others, what Spark expects."""
-    return int(str(rows._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
 
 
 @contextmanager
@@ -254,37 +249,10 @@ def keeping(*, few_servers: bool = False) -> Iterator[Keep]:
         session = frame.sparkSession
         with few_rows(session, when=by_server and few_servers):
             kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
-        # Made of this leaf, no plan has in it how the frame was computed: they are planned in half the time.
-        leaf = frame._jdf.queryExecution().withCachedData()
-        java: Any = session._jvm
-        return DataFrame(java.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, leaf), session)
+        return leaf_of(frame)
 
     try:
         yield keep
     finally:
         for frame in kept:
             frame.unpersist()
-
-
-class _Remembered:
-    """A class of the JVM that is asked for each of its members only once, not whenever one is named."""
-
-    def __init__(self, asked: object) -> None:
-        self._asked = asked
-
-    def __getattr__(self, name: str) -> object:
-        member: object = getattr(self._asked, name)
-        setattr(self, name, member)
-        return member
-
-
-def _remember_classes(session: SparkSession) -> None:
-    """Remember the classes that are named often.
-
-    py4j asks the JVM for a class and its member whenever one is named, and the JVM looks for it in hundreds of jars.
-    That takes a third of the time of planning.
-    """
-    for name in _NAMED_OFTEN:
-        named = getattr(session._jvm, name)
-        if not isinstance(named, _Remembered):
-            setattr(session._jvm, name, _Remembered(named))

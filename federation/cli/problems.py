@@ -111,7 +111,8 @@ def explain(error: BaseException) -> list[str]:
     from sqlalchemy.exc import SQLAlchemyError
 
     from federation.base.errors import ConfigurationError
-    from workers import ForeignQueue, ServerUnfit, StorageError
+    from workers import StorageError
+    from workers.errors import ForeignQueue, ServerUnfit
     from workers.extras import extra_with, install
 
     match error:

@@ -235,8 +235,8 @@ def set_profile(
 def accept_key(url: ServerUrl, as_json: AsJson = False) -> None:
     """Say that a server's registered keys are its own.
 
-    The analytics then stop reporting them as shared or changed, and no longer advise a review for that. Ask its
-    operator first.
+    The analytics then stop reporting them as shared, changed or not shown, and no longer advise a review for that, nor
+    for what was signed with other keys until then. Ask its operator first.
     """
     from federation.admin.servers import servers
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 from db import HoldReason
 from federation.delivery.error_codes import FailureClass
-from workers import DROP, Retry, Snooze, UnrecoverableError
+from workers import Retry, Snooze, UnrecoverableError
+from workers.jobs import DROP
 
 
 class PermanentFailure(UnrecoverableError):

@@ -24,6 +24,7 @@ from sqlmodel import col
 from db import AttemptOutcome, Database, DeliveryJob, DeliveryPayload, DeliveryState, HoldReason, among
 from federation.base.cache import LoadingCache
 from federation.base.queues.job_data import FederationDeliveryJob
+from workers.metadata import decode_meta
 
 OPEN_STATES: Final = (DeliveryState.READY, DeliveryState.HELD)
 """The states of deliveries that are owed; those in any other state are given up."""
@@ -55,8 +56,12 @@ def delivery_job(
     payload_id: str | None,
     series: int = 0,
     suspect: int | None = None,
+    trace: str | None = None,
 ) -> PlannedJob:
-    """Build the job of one of a delivery's series. If `payload_id` is None, the row has the text."""
+    """Build the job of one of a delivery's series. If `payload_id` is None, the row has the text.
+
+    `trace` is that of whoever owed it, as the row has it.
+    """
     data = FederationDeliveryJob(
         delivery_job_id=delivery_id,
         target_url=target_url,
@@ -65,7 +70,8 @@ def delivery_job(
         payload_id=payload_id or delivery_id,
         suspect=suspect is not None,
     )
-    return (name, data.to_wire(), {"jobId": series_job_id(delivery_id, series)})
+    options: dict[str, object] = {"jobId": series_job_id(delivery_id, series)}
+    return (name, data.to_wire(), options if trace is None else {**options, "meta": decode_meta(trace)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,7 @@ class OwedRow:
     payload_id: str | None
     series: int
     suspect: int | None
+    trace: str | None
 
     def job(self) -> PlannedJob:
         return delivery_job(
@@ -89,6 +96,7 @@ class OwedRow:
             payload_id=self.payload_id,
             series=self.series,
             suspect=self.suspect,
+            trace=self.trace,
         )
 
 

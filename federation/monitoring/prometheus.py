@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from db import AttemptOutcome, RunOutcome
 from federation.http.threat_policy import NetworkErrorCode
 from federation.monitoring.numbers import DatabaseNumbers, age
-from workers import JobState, WorkerEvent, WorkerEventKind
+from workers import JobState
+from workers.worker.events import WorkerEvent, WorkerEventKind
 
 ATTEMPT_CODES: Final = frozenset(
     {

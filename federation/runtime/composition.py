@@ -66,8 +66,8 @@ from federation.sealed.relays.peers import RelayPeers, RelayRanking
 from federation.sealed.relays.send import PeerRelay
 from federation.servers.blacklist import Blacklist
 from federation.servers.links import Links
-from workers import Storage
 from workers.clock import Clock
+from workers.storage.base import Storage
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -349,6 +349,10 @@ class Federation:
             other_nodes_jobs=OtherNodesJobs(self.job_origin, self.sightings, self.clock),
             clock=self.clock,
         )
+
+    def another(self) -> Federation:
+        """Make a node like this one for another event loop, as connections cannot leave theirs."""
+        return Federation(self.settings)
 
     def worker_storage(self, queue: str) -> Storage:
         """Open the storage that a worker of this process uses, on the workers' own connection."""

@@ -59,7 +59,7 @@ def get_federation() -> Federation:
         _drop_gone()
         node = _found(here)
         if node is None:
-            node = _Node(Federation(_settings()), here)
+            node = _Node(_made(), here)
             _NodeProcess.nodes.append(node)
         if node.home is None or node.at_loop_end is None:
             _settle(node, here)
@@ -84,6 +84,21 @@ def release() -> Federation | None:
         if node is not None:
             _NodeProcess.nodes.remove(node)
     return None if node is None else node.federation
+
+
+def has_nodes() -> bool:
+    """Tell whether this process has a node, in whatever loop."""
+    with _NodeProcess.lock:
+        _drop_gone()
+        return bool(_NodeProcess.nodes)
+
+
+def release_all() -> list[tuple[Federation, Home | None]]:
+    """Take all nodes away, and return each with its loop, in which the caller has to close it."""
+    with _NodeProcess.lock:
+        _drop_gone()
+        nodes, _NodeProcess.nodes = _NodeProcess.nodes, []
+    return [(node.federation, node.home) for node in nodes]
 
 
 def background_node() -> Federation:
@@ -156,14 +171,14 @@ def _found(here: Home | None) -> _Node | None:
     return next((node for node in young if node.home is None), None)
 
 
-def _settings() -> Settings:
-    """Return the settings of the node that this process runs, or else the environment's."""
-    adopted = (node.federation.settings for node in _NodeProcess.nodes if node.adopted)
-    settings = next(adopted, None)
-    if settings is None:
-        settings = Settings.load()
-        settings.require_node_here()
-    return settings
+def _made() -> Federation:
+    """Make a node like the one that this process runs, or else the environment's."""
+    adopted = next((node.federation for node in _NodeProcess.nodes if node.adopted), None)
+    if adopted is not None:
+        return adopted.another()
+    settings = Settings.load()
+    settings.require_node_here()
+    return Federation(settings)
 
 
 def _drop_gone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,9 +37,13 @@ from federation.runtime.recurring_jobs import recurring_jobs
 from federation.runtime.tending import Tending, Tick
 from federation.scheduler.leases import Leases
 from federation.scheduler.runner import JobRunner, RecurringJob, Scheduler
-from workers import Claim, Handler, Observer, Queue, StalledError, Worker, WorkerEvent, WorkerEventKind, WorkersError
+from workers import Handler, Queue, Worker, WorkerOptions, WorkersError
 from workers.clock import monotonic
+from workers.errors import StalledError
+from workers.jobs import Claim
 from workers.storage.base import ANY_NAME
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
+from workers.worker.handlers import Middleware
 
 log = structlog.get_logger(__name__)
 
@@ -178,13 +183,16 @@ class FederationWorkers:
             self._federation.worker_storage(queue.storage.queue),
             {ANY_NAME: self._federation.shared_delivery_processor},
             concurrency=settings.federation_delivery_concurrency,
-            overtime=settings.federation_overtime,
-            not_ready=self._not_ready,
             lease=settings.federation_lease,
-            grace=settings.federation_grace,
-            max_stalls=settings.federation_max_stalls,
-            retry=delivery_backoff(settings),
             observers=[log_event, self._rows, self._losses, *self._observers],
+            options=WorkerOptions(
+                middlewares=_traces(),
+                overtime=settings.federation_overtime,
+                not_ready=self._not_ready,
+                grace=settings.federation_grace,
+                max_stalls=settings.federation_max_stalls,
+                retry=delivery_backoff(settings),
+            ),
         )
 
     def _not_ready(self) -> Coroutine[object, object, None] | None:
@@ -202,10 +210,9 @@ class FederationWorkers:
             self._federation.worker_storage(HEALTH_CHECK_QUEUE_NAME),
             {ANY_NAME: self._federation.health_check_processor},
             concurrency=settings.federation_health_concurrency,
-            not_ready=self._time_unknown,
             lease=settings.federation_lease,
-            grace=settings.federation_grace,
             observers=[log_event, *self._observers],
+            options=WorkerOptions(middlewares=_traces(), not_ready=self._time_unknown, grace=settings.federation_grace),
         )
 
     def _discovery_worker(self) -> Worker:
@@ -214,11 +221,14 @@ class FederationWorkers:
             self._federation.worker_storage(DISCOVERY_QUEUE_NAME),
             {ANY_NAME: self._federation.discovery_processor},
             concurrency=settings.federation_discovery_concurrency,
-            not_ready=self._time_unknown,
-            overtime=settings.federation_overtime,
             lease=settings.federation_lease,
-            grace=timedelta(0),  # when it is stopped, nobody waits for its jobs any more
             observers=[log_event, *self._observers],
+            options=WorkerOptions(
+                middlewares=_traces(),
+                not_ready=self._time_unknown,
+                overtime=settings.federation_overtime,
+                grace=timedelta(0),  # when it is stopped, nobody waits for its jobs any more
+            ),
         )
 
     def _tasks_worker(self) -> Worker:
@@ -228,8 +238,8 @@ class FederationWorkers:
             self._tasks,
             concurrency=settings.federation_tasks_concurrency,
             lease=settings.federation_lease,
-            grace=settings.federation_grace,
             observers=[log_event, *self._observers],
+            options=WorkerOptions(middlewares=_traces(), grace=settings.federation_grace),
         )
 
     def request_stop(self) -> None:
@@ -269,6 +279,15 @@ class FederationWorkers:
     def _request_stop_once(self) -> None:
         if not self._stop_requested:
             self.request_stop()
+
+
+def _traces() -> Sequence[Middleware]:
+    """Return what makes spans of attempts, in a process that has loaded OpenTelemetry; no other one pays for it."""
+    if "opentelemetry.trace" not in sys.modules:
+        return ()
+    from workers.middlewares.opentelemetry import trace_attempts
+
+    return (trace_attempts(),)
 
 
 def _run(worker: Worker) -> RunningWorker:

@@ -69,11 +69,14 @@ class NightlyAnalytics:
 
 
 def _computed(file: Path) -> frozenset[date]:
-    """Return the days that were computed from what was read after they were over."""
+    """Return the days that were computed from what was read after they were over, by a clock that was not ahead."""
     try:
         noted = json.loads(file.read_text(encoding="utf-8"))["read_at"].items()
         moments = {date.fromisoformat(day): datetime.fromisoformat(moment) for day, moment in noted}
-        return frozenset(day for day, moment in moments.items() if (moment - AFTER_MIDNIGHT).date() > day)
+        now = datetime.now(UTC)
+        return frozenset(
+            day for day, moment in moments.items() if (moment - AFTER_MIDNIGHT).date() > day and moment <= now
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return frozenset()
 

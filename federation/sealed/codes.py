@@ -15,10 +15,9 @@ _REJECTED: Final = FailureCode(FailureClass.REJECTED, _RETRYABLE)
 CODES: Final[Mapping[str, FailureCode]] = {
     "DISCOVERY": FailureCode(FailureClass.UNAVAILABLE, _RETRYABLE),
     **dict.fromkeys(("DISCOVERY_REFUSED", "KEY_MATERIAL"), _REJECTED),
-    **dict.fromkeys(
-        ("INVALID_ACK", "INVALID_ACK_SIGNATURE"), FailureCode(FailureClass.REJECTED, _PERMANENT, is_forgery=True)
-    ),
-    "NO_ACK": FailureCode(FailureClass.REJECTED, _PERMANENT),
+    "INVALID_ACK_SIGNATURE": FailureCode(FailureClass.REJECTED, _PERMANENT, is_forgery=True),
+    # The wrong shape proves nothing: a server with a bug answers so.
+    **dict.fromkeys(("INVALID_ACK", "NO_ACK"), FailureCode(FailureClass.REJECTED, _PERMANENT)),
     **dict.fromkeys(("NO_PUBLIC_KEY", "NO_RECEIVER"), FailureCode(FailureClass.REJECTED, _PERMANENT, is_own=True)),
     **dict.fromkeys(("NO_OWN_KEYS", "NO_OWN_URL"), FailureCode(FailureClass.OURS, _PERMANENT, is_own=True)),
 }

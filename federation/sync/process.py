@@ -8,11 +8,11 @@ from typing import TypeAlias
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from db.borrowed import DbApiConnection
 from db.plain import PlainDatabase
-from federation.delivery.outbox.sync import DjangoConnection, PlainOutbox
+from federation.delivery.outbox.sync import PlainOutbox
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import background_node, close_background_node
+from workers.borrowed import DbApiConnection, DjangoConnection
 from workers.homes import ForkLock, keep_inherited
 
 Caller: TypeAlias = "Session | Connection | DjangoConnection | DbApiConnection"

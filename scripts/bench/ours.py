@@ -12,7 +12,8 @@ from typing import Final
 from redis.asyncio import Redis
 
 from bench.storages import PAYLOAD, fill, open_storage, server
-from workers import Job, Queue, Storage, Worker
+from workers import Job, Queue, Worker
+from workers.storage.base import Storage
 from workers.storage.redis import RedisStorage
 
 LATENCY_SAMPLES: Final = 200

@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from tests.servers import postgres, valkey
-from workers import DROP, NewJob, Storage, new_id
+from workers.checks import new_id
+from workers.jobs import DROP, NewJob
+from workers.storage.base import Storage
 
 STORAGES: Final = ["memory", "file", "sqlite", "postgres", "redis", "bullmq", "bull"]
 PAYLOAD: Final = "x" * 1000

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Self
 
 from sqlalchemy import select, update
 from sqlmodel import col
@@ -13,17 +15,45 @@ from db import DeliveryAttempt, DeliveryJob
 from federation import activitypub
 from federation.activitypub import Recipient
 from federation.activitypub.activities import WIRE
+from federation.base.settings.settings import Settings
+from federation.runtime import nodes
 from federation.runtime.composition import Federation
 from federation.servers.links import Links
 from tests.acceptance.node_process import NodeProcess
 from tests.acceptance.worker_process import WorkerProcess
+from tests.federation.protocol.vectors import A
 from workers.clock import SystemClock
 
 NAME: Final = "/users/alice"
+SHORT: Final = {
+    "FEDERATION_ACTIVITYPUB": "1",
+    "FEDERATION_ACTIVITYPUB_HTTP": "1",
+    "FEDERATION_LEASE": "2s",
+    "FEDERATION_DELIVERY_ATTEMPTS": "6",
+    "FEDERATION_DELIVERY_BACKOFF": "50ms",
+    "FEDERATION_MAX_STALLS": "100",
+    "FEDERATION_OUTBOX_INTERVAL": "1s",
+    "FEDERATION_PROBE_INTERVAL": "500ms",
+}
+"""Retries and looks at servers follow each other quickly."""
 
 
 class ActorsProcess(NodeProcess):
     """`federation node serve` on loopback, for those who resolve no other name: its actors are to be seen there."""
+
+    @classmethod
+    def at(cls, place: Mapping[str, object], directory: Path, *, site: str, **more: str) -> Self:
+        """With rows and queues there, and these settings beside `SHORT`."""
+        settings = {name.upper(): str(value) for name, value in place.items()}
+        return cls(
+            name="a",
+            keys=A.keys,
+            directory=directory,
+            database_url=settings.pop("DATABASE_URL"),
+            settings={**SHORT, **settings, **more},
+            command=("node", "serve"),
+            site=site,
+        )
 
     @property
     def host(self) -> str:
@@ -37,6 +67,19 @@ class Author:
     serving: ActorsProcess
     worker: WorkerProcess
     view: Federation
+
+    @classmethod
+    @asynccontextmanager
+    async def present(cls, serving: ActorsProcess, worker: WorkerProcess) -> AsyncIterator[Self]:
+        """She is to be seen, and nothing is sent yet."""
+        view = Federation(Settings.from_values(serving.environment))
+        nodes.adopt(view)
+        found = cls(serving=serving, worker=worker, view=view)
+        await found.joins()
+        await serving.start()
+        yield found
+        nodes.release()
+        await view.close()
 
     @property
     def id(self) -> str:

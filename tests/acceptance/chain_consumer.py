@@ -10,8 +10,10 @@ import asyncio
 import sys
 from datetime import timedelta
 
-from workers import Continuation, Job, Worker, WorkerEvent, WorkerEventKind, continue_with
+from workers import Job, Worker, continue_with
+from workers.chains import Continuation
 from workers.storage import open_storage
+from workers.worker.events import WorkerEvent, WorkerEventKind
 
 LEASE = timedelta(seconds=2)
 """Short, as it is waited for when a process is killed; a process that only has to wait its turn keeps it."""

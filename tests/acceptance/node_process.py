@@ -136,6 +136,13 @@ class NodeProcess:
             self._process.wait()
             self._process = None
 
+    async def died(self) -> None:
+        """Something has killed it."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        await until(lambda: process.poll() is not None)
+        assert process.returncode == -signal.SIGKILL, self.log.read_text()[-3000:]
+
     def suspend(self) -> None:
         """It does nothing until `resume`: its kernel takes connections, and nobody answers them."""
         assert self._process is not None

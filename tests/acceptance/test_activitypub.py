@@ -15,28 +15,12 @@ import pytest
 from db import AttemptOutcome, DeliveryState, HoldReason, LinkState
 from federation.activitypub.actors import ROTATION_AHEAD, Actors
 from federation.activitypub.signatures import SignatureKind
-from federation.base.settings.settings import Settings
-from federation.runtime import nodes
-from federation.runtime.composition import Federation
 from tests.acceptance.actors import ActorsProcess, Author
 from tests.acceptance.site import numbered
 from tests.acceptance.worker_process import WorkerProcess
-from tests.federation.protocol.vectors import A
 from tests.interop.activitypub.peer import Fedify, fedify_server
 from tests.patience import LONG_PATIENCE_SECONDS, eventually, until
 from workers.clock import ManualClock, SystemClock
-
-SHORT = {
-    "FEDERATION_ACTIVITYPUB": "1",
-    "FEDERATION_ACTIVITYPUB_HTTP": "1",
-    "FEDERATION_LEASE": "2s",
-    "FEDERATION_DELIVERY_ATTEMPTS": "6",
-    "FEDERATION_DELIVERY_BACKOFF": "50ms",
-    "FEDERATION_MAX_STALLS": "100",
-    "FEDERATION_OUTBOX_INTERVAL": "1s",
-    "FEDERATION_PROBE_INTERVAL": "500ms",
-}
-"""Retries and looks at servers follow each other quickly."""
 
 # What processes know of keys they look up anew each second instead of each minute.
 LOOK_OFTEN = """
@@ -60,16 +44,7 @@ async def fedify() -> AsyncIterator[Fedify]:
 
 @pytest.fixture
 def serving(tmp_path: Path, place: dict[str, object]) -> Iterator[ActorsProcess]:
-    settings = {name.upper(): str(value) for name, value in place.items()}
-    process = ActorsProcess(
-        name="a",
-        keys=A.keys,
-        directory=tmp_path / "serving",
-        database_url=settings.pop("DATABASE_URL"),
-        settings={**SHORT, **settings},
-        command=("node", "serve"),
-        site=LOOK_OFTEN,
-    )
+    process = ActorsProcess.at(place, tmp_path / "serving", site=LOOK_OFTEN)
     yield process
     process.kill()
 
@@ -80,18 +55,9 @@ def environment(serving: ActorsProcess) -> dict[str, str]:
 
 
 @pytest.fixture
-async def author(
-    fedify: Fedify, serving: ActorsProcess, worker: WorkerProcess, environment: dict[str, str]
-) -> AsyncIterator[Author]:
-    """She is to be seen, and nothing is sent yet."""
-    view = Federation(Settings.from_values(environment))
-    nodes.adopt(view)
-    found = Author(serving=serving, worker=worker, view=view)
-    await found.joins()
-    await serving.start()
-    yield found
-    nodes.release()
-    await view.close()
+async def author(fedify: Fedify, serving: ActorsProcess, worker: WorkerProcess) -> AsyncIterator[Author]:
+    async with Author.present(serving, worker) as author:
+        yield author
 
 
 @pytest.mark.spread("place")

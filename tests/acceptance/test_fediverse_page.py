@@ -1,4 +1,4 @@
-"""docs/activitypub.md, pasted into a shell as it stands: a note to a server of Fedify, and one while that is away."""
+"""docs/activitypub.md, pasted into a shell as it stands: notes to a server of Fedify, and what that sends to us."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.servers import free_port
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "activitypub.md"
 SHOWN = re.compile(r"^```sh\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
-REPEATED = "curl "
+REPEATED = ("curl --silent ", "federation activitypub received list", "python replies.py\n")
 """What a reader looks at until it shows what has just happened begins so."""
 END = "that was all of it"
 PROGRAMS = {
-    "federation": f'exec "{sys.executable}" -m federation "$@"',
+    "federation": f'PYTHONPATH="{ROOT}:$PYTHONPATH" exec "{sys.executable}" -m federation "$@"',
     "python": f'exec "{sys.executable}" "$@"',
     "node": f'exec "{NODE}" "$@"',
     "npm": f'exec ln -s "{PACKAGES}/node_modules" .',  # what it would get
@@ -97,6 +97,7 @@ def shown() -> list[tuple[str, str]]:
     return SHOWN.findall(text)
 
 
+@pytest.mark.timeout(900)
 async def test_the_page_is_true(shell: Shell) -> None:
     """Every block prints what is shown, in its order; what takes a moment has it."""
     pasted = shown()
@@ -115,4 +116,4 @@ def test_its_fedify_is_the_one_that_we_test_with() -> None:
 
 def test_its_programs_are_short() -> None:
     """As it says."""
-    assert all(path.read_text().count("\n") <= 40 for path in (ROOT / "docs" / "examples" / "activitypub").iterdir())
+    assert all(path.read_text().count("\n") <= 60 for path in (ROOT / "docs" / "examples" / "activitypub").iterdir())

@@ -14,7 +14,8 @@ from redis.asyncio import Redis
 from federation.protocol.keys import generate_own_keys
 from tests.acceptance.node_process import NodeProcess
 from tests.patience import until
-from workers import JobFailedError, Queue, RepairOutcome
+from workers import JobFailedError, Queue
+from workers.jobs import RepairOutcome
 from workers.storage.bull import BullStorage
 from workers.storage.redis import RedisStorage
 

@@ -16,7 +16,8 @@ from tests import warm
 from tests.acceptance.chain_consumer import LEASE
 from tests.patience import PATIENCE_SECONDS
 from tests.workers.manual import ROOT
-from workers import Continuation, Job, JobFailedError, JobState, Queue, continue_with
+from workers import Job, JobFailedError, JobState, Queue, QueueOptions, continue_with
+from workers.chains import Continuation
 from workers.storage import open_storage
 from workers.storage.sql import SqlStorage
 
@@ -36,7 +37,7 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def queue(url: str) -> AsyncIterator[Queue]:
     """This process's end of the queue, which serves the first and the third link of chains, and nothing else."""
-    opened = Queue(open_storage(url, queue=f"talk-{uuid.uuid4().hex}"), lease=LEASE)
+    opened = Queue(open_storage(url, queue=f"talk-{uuid.uuid4().hex}"), options=QueueOptions(lease=LEASE))
     opened.execute({"first": first, "third": third})
     async with opened:
         yield opened

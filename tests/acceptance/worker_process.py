@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,13 @@ class WorkerProcess:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    async def died(self) -> None:
+        """Something has killed it."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        await until(lambda: process.poll() is not None)
+        assert process.returncode == -signal.SIGKILL, self.log.read_text()[-3000:]
 
     def terminate(self) -> int:
         """SIGTERM; the exit status."""

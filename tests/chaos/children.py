@@ -15,12 +15,12 @@ from typing import Final, TypeVar
 
 from tests.chaos import demands
 from tests.chaos.ledger import Ledger, RecordedStorage, now
-from workers import StorageUnavailable, Worker, WorkerEvent
+from workers import StorageUnavailable, Worker, WorkerOptions
 from workers.jobs import Completed
 from workers.storage.base import Storage
 from workers.storage.file import journal as file_journal
 from workers.storage.urls import open_storage
-from workers.worker.events import WorkerEventKind
+from workers.worker.events import WorkerEvent, WorkerEventKind
 from workers.worker.handlers import Job
 
 T = TypeVar("T")
@@ -127,13 +127,12 @@ async def consume(order: Order, ledger: Ledger) -> None:
     worker = Worker(
         storage,
         {"work": handle, "*": handle},
-        worker_id=order.name,
         concurrency=random.Random(order.name).randint(1, 20),
         lease=timedelta(seconds=order.lease),
-        poll_interval=timedelta(hours=1),
-        grace=timedelta(milliseconds=100),
-        max_stalls=NEVER,
         observers=[note],
+        options=WorkerOptions(
+            worker_id=order.name, poll_interval=timedelta(hours=1), grace=timedelta(milliseconds=100), max_stalls=NEVER
+        ),
     )
     _at_sigterm(worker.stop)
     await worker.run()

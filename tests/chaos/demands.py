@@ -9,8 +9,10 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final
 
-from workers import DROP, AfterFailure, Limit, LimitKey, NewJob, Retry, RetryPolicy, UnrecoverableError
+from workers import Limit, Retry, RetryPolicy, UnrecoverableError
 from workers.crons import Cron, Missed
+from workers.jobs import DROP, AfterFailure, NewJob
+from workers.limits import LimitKey
 from workers.worker.handlers import Job
 
 BACKOFF: Final = RetryPolicy(initial=timedelta(milliseconds=20), maximum=timedelta(milliseconds=200))

@@ -18,8 +18,7 @@ from tests.chaos.nursery import Nursery
 from tests.chaos.places import HOUR, PLACES, Place, prepare
 from tests.chaos.round import run_round
 from tests.patience import eventually
-from workers import NewJob
-from workers.jobs import Completed
+from workers.jobs import Completed, NewJob
 from workers.storage.base import Storage
 from workers.storage.urls import open_storage
 

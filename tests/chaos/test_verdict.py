@@ -13,8 +13,9 @@ import pytest
 from tests.chaos import demands
 from tests.chaos.demands import Kind
 from tests.chaos.verdict import Books, Ending, judge
-from workers import ErrorInfo, JobOutcome, JobState, JobStatus, LimitKey
-from workers.jobs import OutcomeKind
+from workers import JobState, JobStatus
+from workers.jobs import ErrorInfo, JobOutcome, OutcomeKind
+from workers.limits import LimitKey
 
 SEED: Final = "verdict"
 LEASE: Final = 0.5

@@ -36,8 +36,9 @@ from typing import Any, Final
 
 from tests.chaos import demands
 from tests.chaos.demands import Kind
-from workers import JobOutcome, JobState, JobStatus, Limit, LimitKey
-from workers.jobs import CancelResult, EnqueueStatus, OutcomeKind, SettleStatus
+from workers import JobState, JobStatus, Limit
+from workers.jobs import CancelResult, EnqueueStatus, JobOutcome, OutcomeKind, SettleStatus
+from workers.limits import LimitKey
 
 SLACK_SECONDS: Final = 0.02
 """Leases are counted by wall clocks, ledgers by the monotonic one, and those may drift apart this much in a round."""

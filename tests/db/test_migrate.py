@@ -177,7 +177,7 @@ def test_adoption_changes_no_row_and_no_existing_column(postgres_url: str) -> No
             "error_code",
         ),
         *("state", "held_reason", "held_at", "job_id", "series", "sending", "first_attempted_at", "released_at"),
-        *("canary_at", "ordering_key", "ordering_position", "holds", "suspect", "alone"),
+        *("canary_at", "ordering_key", "ordering_position", "holds", "suspect", "alone", "trace"),
     ]
     assert all(column["nullable"] or column["default"] for column in added)
 

@@ -20,7 +20,8 @@ from federation.manual import TRANSITIONS, failures, states
 from federation.monitoring.prometheus import ProcessMetrics
 from federation.runtime.workers import log_event
 from tests.federation.test_run import ROOT
-from workers import WorkerEvent, WorkerEventKind, supervisor
+from workers import supervisor
+from workers.worker.events import WorkerEvent, WorkerEventKind
 
 MANUAL = (ROOT / "federation" / "README.md").read_text()
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}

@@ -24,8 +24,9 @@ from tests.misbehaving import hang, respond
 from tests.patience import PATIENCE_SECONDS, until
 from tests.peer import POSTS_PATH, Peer, acquaint
 from tests.servers import free_port
-from workers import JobState, StorageError, WorkerEvent, WorkerEventKind
+from workers import JobState, StorageError
 from workers.storage.base import ANY_NAME
+from workers.worker.events import WorkerEvent, WorkerEventKind
 
 pytestmark = pytest.mark.spread("queue_settings")
 

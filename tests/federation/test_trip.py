@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Final
+
+import pytest
 
 import db
 import federation as application
@@ -20,14 +23,15 @@ from tests.trips import entered_files
 OURS: Final = (application, workers, db)
 
 
-async def test_a_delivery_passes_few_files(federation: Federation, peer: Peer) -> None:
+async def test_a_delivery_passes_few_files(federation: Federation, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that a delivery passes anew, from what is owed to the row that is gone, raises the figure here."""
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)  # as in a process that traces nothing
     await acquaint(federation, peer)
     async with Site(federation) as site:
         with entered_files(*OURS) as entered:
             fate = await site.outcome(await site.owe_post(peer))
     assert fate.row is None
-    assert len(entered) <= 81, sorted(entered)
+    assert len(entered) <= 82, sorted(entered)
 
 
 async def test_an_inbound_post_passes_few_files(database_file: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests import warm
 from tests.chaos.ledger import Ledger
 from tests.interop.bull_jobs import Obedient
-from workers import Worker
+from workers import Worker, WorkerOptions
 from workers.storage.bull import BullStorage
 from workers.storage.bull.codec import Dialect
 
@@ -70,7 +70,7 @@ async def work(order: Order) -> None:
         {"*": Obedient(Ledger(order.ledger))},
         concurrency=order.concurrency,
         lease=timedelta(seconds=order.lease_seconds),
-        max_stalls=OFTEN,
+        options=WorkerOptions(max_stalls=OFTEN),
     )
     await worker.run()
 

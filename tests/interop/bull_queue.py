@@ -10,8 +10,9 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from tests.patience import PATIENCE_SECONDS, eventually
-from workers import JobLockedError, JobStatus, NewJob
-from workers.jobs import ErrorInfo, JobOutcome
+from workers import JobStatus
+from workers.errors import JobLockedError
+from workers.jobs import ErrorInfo, JobOutcome, NewJob
 from workers.storage.bull import BullStorage
 from workers.storage.bull.codec import Dialect
 

@@ -3,6 +3,7 @@
 import { createRequire } from "node:module";
 import { setTimeout } from "node:timers/promises";
 import { obey } from "./obey.mjs";
+import { remembering } from "./telemetry.mjs";
 
 const [library, url, name, prefix = "bull"] = process.argv.slice(2);
 // Not `import`: of each version there are 150 files to be imported, which takes a third longer.
@@ -50,6 +51,20 @@ const calls = {
   counted: async (kind) => (await queue.getMetrics(kind)).meta.count,
   retry: async (id) => void (await (await queue.getJob(id)).retry()),
   manage: ([method, ...values]) => queue[method](...values),
+  // Add jobs with telemetry, and tell its spans.
+  traceAdd: async (jobs) => {
+    const { spans, telemetry } = remembering();
+    const traced = new Queue(name, { connection, prefix, telemetry });
+    for (const job of jobs) await traced.add(job.name, job.data, job.opts);
+    await traced.close();
+    return spans;
+  },
+  // Work as `work` does, with telemetry, and tell its spans.
+  traceWork: async (options) => {
+    const { spans, telemetry } = remembering();
+    await calls.work({ ...options, telemetry });
+    return spans;
+  },
   // Take `count` jobs that never end.
   hold: ({ count, ...options }) =>
     new Promise((resolve) => {

@@ -90,6 +90,14 @@ class NodePeer(NodeProcess):
         """A Node worker with these options ran until `count` jobs had ended; every run it did."""
         return list(await self.call("work", {"count": count, **options}))
 
+    async def trace_add(self, *jobs: dict[str, object]) -> list[dict[str, Any]]:
+        """A queue with telemetry added these jobs, one by one; its spans."""
+        return list(await self.call("traceAdd", jobs))
+
+    async def trace_work(self, count: int) -> list[dict[str, Any]]:
+        """A worker with telemetry ran until `count` jobs had ended; its spans."""
+        return list(await self.call("traceWork", {"count": count}))
+
 
 class FlowPeer(NodeProcess):
     """Adds flows with npm `bullmq`, and works and reads their jobs."""

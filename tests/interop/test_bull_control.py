@@ -15,8 +15,8 @@ from tests.interop.claims import LEASES, next_claim
 from tests.interop.peer import BullPeer, bull_peer
 from tests.patience import eventually
 from tests.workers.running import AT_ONCE, running
-from workers import JobState, JobStatus, RepairOutcome, Worker
-from workers.jobs import Cancelled, Completed, EnqueueStatus, Failed
+from workers import JobState, JobStatus, Worker, WorkerOptions
+from workers.jobs import Cancelled, Completed, EnqueueStatus, Failed, RepairOutcome
 from workers.storage.bull import BullStorage
 
 LATER = timedelta(minutes=1)
@@ -137,7 +137,7 @@ async def test_a_retry_from_here_is_one_more_attempt_as_in_node(queue: BullStora
     """A job that has used up its attempts runs once more after our `retry`, and after Node's, and has failed again."""
     job_id = await peer.add({"failures": 9}, attempts=2)
     handler = Obedient()
-    async with running(Worker(queue, {"*": handler}, retry=AT_ONCE)):
+    async with running(Worker(queue, {"*": handler}, options=WorkerOptions(retry=AT_ONCE))):
         for runs, retry in ((2, None), (3, lambda: queue.retry([job_id])), (4, lambda: peer.call("retry", job_id))):
             if retry is not None:
                 await retry()

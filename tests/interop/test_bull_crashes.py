@@ -17,7 +17,7 @@ from tests.interop.bull_queue import Ids, a_job, ended
 from tests.interop.peer import BullPeer, bull_peer
 from tests.patience import eventually
 from tests.workers.running import AT_ONCE, Recorder, running
-from workers import Worker
+from workers import Worker, WorkerOptions
 from workers.errors import LossReason
 from workers.jobs import Completed, SettleStatus
 from workers.storage.bull import BullStorage
@@ -186,7 +186,7 @@ async def test_poison_is_taken_out_of_nodes_way(queue: BullStorage, peer: BullPe
                 await client.hset(prefix + job_id, mapping=fields)
             await client.lpush(prefix + "wait", job_id)
         await eventually(lambda: client.llen(prefix + "active"), lambda stuck: stuck == len(POISON))
-        async with running(Worker(queue, {"*": Obedient()}, lease=SECOND, max_stalls=1)):
+        async with running(Worker(queue, {"*": Obedient()}, lease=SECOND, options=WorkerOptions(max_stalls=1))):
             last = await peer.add({"result": 1})
             assert (await ended(queue, last)).result == b"1"
             await eventually(lambda: lines(client, prefix), lambda found: found == ([], []))
@@ -209,7 +209,9 @@ async def test_both_versions_and_ours_share_a_queue(npm_packages: None, redis_ur
         handler = Obedient()
         for peer in (old, newer):
             await peer.work(concurrency=1, stalls=100)
-        async with running(Worker(queue, {"*": handler}, concurrency=1, lease=SECOND, retry=AT_ONCE)):
+        async with running(
+            Worker(queue, {"*": handler}, concurrency=1, lease=SECOND, options=WorkerOptions(retry=AT_ONCE))
+        ):
             data = {"failures": 1, "ms": 10, "result": 1}
             ids = [await peer.add(data, attempts=9, backoff=20) for _ in range(10) for peer in (old, newer)]
             ids += [ours := await queue.next_id()]

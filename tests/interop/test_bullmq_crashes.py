@@ -9,8 +9,8 @@ import pytest
 from tests.interop.peer import NodePeer
 from tests.patience import until
 from tests.workers.running import done, outcome, running
-from workers import JobState, NewJob, Worker
-from workers.jobs import JobStatus
+from workers import JobState, Worker
+from workers.jobs import JobStatus, NewJob
 from workers.storage.bullmq import BullMQStorage
 
 LEASE = timedelta(seconds=5)

@@ -11,8 +11,8 @@ from tests.interop.claims import LEASES
 from tests.interop.peer import NodePeer
 from tests.patience import until
 from tests.workers.running import Crowd, running
-from workers import JobState, Limit, NewJob, Worker
-from workers.jobs import ErrorInfo, Failed, Released
+from workers import JobState, Limit, Worker
+from workers.jobs import ErrorInfo, Failed, NewJob, Released
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq import waiting as bullmq_wait
 from workers.worker.handlers import Job

@@ -14,7 +14,9 @@ from redis.asyncio import Redis
 from tests.interop.peer import NodePeer, NodeProcess, flow_peer, later_bull_peer
 from tests.patience import until
 from tests.workers.running import Recorder, done, running
-from workers import Claim, ForeignQueue, Worker
+from workers import Worker, WorkerOptions
+from workers.errors import ForeignQueue
+from workers.jobs import Claim
 from workers.storage.base import Storage
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
@@ -121,7 +123,9 @@ async def test_jobs_of_bull_that_come_while_a_worker_runs(
     """They are told once and left alone; the queue is used again when they have gone."""
     monkeypatch.setattr(ownership, "LOOK_SECONDS", 0.1)
     recorder = Recorder()
-    worker = Worker(unopened, {"*": done}, observers=[recorder], poll_interval=timedelta(seconds=1))
+    worker = Worker(
+        unopened, {"*": done}, observers=[recorder], options=WorkerOptions(poll_interval=timedelta(seconds=1))
+    )
     async with running(worker):
         await recorder.seen(WorkerEventKind.READY)
         await peer.call("add", [THEIRS[there]])

@@ -15,7 +15,7 @@ from tests.interop.claims import next_claim
 from tests.interop.peer import BullPeer
 from tests.patience import eventually
 from tests.workers.running import AT_ONCE, running
-from workers import JobState, RetryPolicy, Worker
+from workers import JobState, RetryPolicy, Worker, WorkerOptions
 from workers.jobs import Completed, Failed, OutcomeKind, Retried, SettleStatus
 from workers.storage.bull import BullJob, BullStorage
 
@@ -191,7 +191,7 @@ async def test_a_failure_without_backoff_runs_again_at_once(queue: BullStorage, 
 async def test_nodes_timeout_is_kept_here(queue: BullStorage, peer: BullPeer, version: str) -> None:
     """Each run here that takes longer than Node allows is a failed attempt, as it is in Node, which reads why."""
     job_id = await peer.add({"hold": True}, attempts=2, timeout=30)
-    async with running(Worker(queue, {"*": (handler := Obedient())}, retry=AT_ONCE)):
+    async with running(Worker(queue, {"*": (handler := Obedient())}, options=WorkerOptions(retry=AT_ONCE))):
         outcome = await ended(queue, job_id)
     assert outcome.error is not None
     assert (outcome.kind, outcome.error.type, outcome.error.exhausted) == (OutcomeKind.FAILED, "HandlerTimeout", True)

@@ -12,14 +12,16 @@ import pytest
 from tests.interop.claims import LEASES, next_claim
 from tests.interop.peer import NodePeer
 from tests.patience import PATIENCE_SECONDS
-from workers import DROP, JobState, NewJob, RetryPolicy, Worker
+from workers import JobState, RetryPolicy, Worker
 from workers.jobs import (
+    DROP,
     TERMINAL_EVENTS,
     Cancelled,
     Completed,
     Continued,
     ErrorInfo,
     Failed,
+    NewJob,
     OutcomeKind,
     Retried,
     SettleStatus,

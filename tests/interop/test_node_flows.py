@@ -12,8 +12,11 @@ from redis.asyncio import Redis
 
 from tests.interop.peer import FlowPeer, flow_peer
 from tests.workers.running import Recorder, running
-from workers import ChildFailure, FlowJob, JobState, Queue, Worker, WorkerEventKind
+from workers import JobState, Queue, Worker
+from workers.flows import FlowJob
+from workers.jobs import ChildFailure
 from workers.storage.bullmq import BullMQStorage
+from workers.worker.events import WorkerEventKind
 from workers.worker.handlers import Job
 
 pytestmark = pytest.mark.spread("package")

@@ -16,7 +16,7 @@ import pytest
 from federation.base.queues.queue import OF_SCHEDULES, JobQueue
 from tests.interop.peer import NodePeer
 from tests.patience import PATIENCE_SECONDS
-from workers import EnqueueStatus, StorageError, Worker
+from workers import EnqueueStatus, StorageError, Worker, WorkerOptions
 from workers.jobs import TERMINAL_EVENTS
 from workers.storage.bullmq import BullMQStorage
 from workers.worker.events import WorkerEvent, WorkerEventKind
@@ -61,7 +61,12 @@ async def test_a_failing_node_job(storage: BullMQStorage, node: NodePeer) -> Non
         if event.kind is WorkerEventKind.FAILING and event.claim is not None:
             failing[event.claim.job_id].append(event.delay)
 
-    worker = Worker(storage, {"*": fail}, worker_id="host 1=ä", backoffs={"jitterish": jitterish}, observers=[watch])
+    worker = Worker(
+        storage,
+        {"*": fail},
+        observers=[watch],
+        options=WorkerOptions(worker_id="host 1=ä", backoffs={"jitterish": jitterish}),
+    )
     async with asyncio.timeout(PATIENCE_SECONDS), storage.events() as events:
         await node.add(plain, {"name": "named", "data": data, "opts": named})
         running = asyncio.create_task(worker.run())

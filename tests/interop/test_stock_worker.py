@@ -12,19 +12,8 @@ import bullmq
 import pytest
 
 from tests.patience import PATIENCE_SECONDS
-from workers import (
-    DROP,
-    EnqueueStatus,
-    ErrorInfo,
-    JobState,
-    JobStatus,
-    NewJob,
-    Retry,
-    RetryPolicy,
-    Snooze,
-    UnrecoverableError,
-)
-from workers.jobs import TERMINAL_EVENTS, Failed, JobEventKind, Retention
+from workers import EnqueueStatus, JobState, JobStatus, Retry, RetryPolicy, Snooze, UnrecoverableError
+from workers.jobs import DROP, TERMINAL_EVENTS, ErrorInfo, Failed, JobEventKind, NewJob, Retention
 from workers.storage.bullmq import BullMQStorage, as_processor
 from workers.storage.on_redis import ownership
 from workers.worker.handlers import Job

@@ -11,8 +11,9 @@ from typing import Final, cast
 from federation.base.queues.queue import ACTIVITIES_QUEUE_NAME, DELIVERY_QUEUE_NAME, TASKS_QUEUE_NAME
 from tests.simulation.database import Line
 from tests.simulation.loop import LoopClock
-from workers import Storage, StorageUnavailable
+from workers import StorageUnavailable
 from workers.jobs import JobState
+from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.storage.memory.dependents import DependentTable
 from workers.storage.memory.storage import MemoryQueue

@@ -10,8 +10,13 @@ from typing import assert_type
 
 from workers import EnqueuedTask, Job, JobSpec, Queue, Task, Tasks, TypedTask
 from workers.storage import open_storage
+from workers.storage.file import FileStorage
+from workers.storage.memory import MemoryStorage
+from workers.tasks import SyncEnqueuedTask
 
-tasks = Tasks(Queue(open_storage("memory://")))
+tasks = Tasks("memory://")
+queues = [Tasks(MemoryStorage()), Tasks(Queue(FileStorage("jobs"))), Tasks(open_storage("memory://"))]
+session = object()
 
 
 @tasks.task
@@ -61,13 +66,21 @@ async def calls() -> None:
     assert_type(await with_options.run(3), str)
     assert_type(await named.run(3), bytes)
     assert_type(await named_with_job.run(3), bytes)
+    assert_type(await digest.enqueue(3, connection=session), EnqueuedTask[list[str]])
+    assert_type(digest.sync.enqueue(3).result(), list[str])
+    assert_type(digest.sync.enqueue(3, connection=session), SyncEnqueuedTask[list[str]])
+    assert_type(digest.options(unique=3600).sync.enqueue(3).result(), list[str])
+    assert_type(tasks.working_queue(), Queue)
+    assert_type(tasks.queue, Queue)
     typed: TypedTask[[int], bytes] = named_with_job
     await typed.enqueue(1)
 
-    await digest.enqueue(user_id="3")  # type: ignore[arg-type]
-    await digest.enqueue()  # type: ignore[call-arg]
-    await digest.enqueue(3, nobody=1)  # type: ignore[call-arg]
-    await with_job.enqueue(user_id="3")  # type: ignore[arg-type]
-    await named.enqueue(user_id="3")  # type: ignore[arg-type]
+    await digest.enqueue(user_id="3")  # type: ignore[call-overload]
+    await digest.enqueue()  # type: ignore[call-overload]
+    await digest.enqueue(3, nobody=1)  # type: ignore[call-overload]
+    await with_job.enqueue(user_id="3")  # type: ignore[call-overload]
+    await named.enqueue(user_id="3")  # type: ignore[call-overload]
+    await digest.options(connection=session).enqueue("3")  # type: ignore[arg-type]
+    digest.sync.enqueue("3")  # type: ignore[call-overload]
     digest.options(delay="3")  # type: ignore[arg-type]
     digest.options(colour="red")  # type: ignore[call-arg]

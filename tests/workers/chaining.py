@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Final
 
 from tests.workers.running import AT_ONCE, Recorder, running
+from workers import WorkerOptions
 from workers.chains import Chain, Continuation, continue_with
 from workers.queue import Queue
 from workers.testing import Harness
@@ -26,7 +27,9 @@ async def serving(harness: Harness, handlers: Handlers) -> AsyncIterator[tuple[Q
     """A client of a queue that another client's worker serves, whom its own renewals would tell of nothing in time."""
     storage, recorder = await harness.open(), Recorder()
     elsewhere = await harness.open(storage.queue)
-    worker = Worker(elsewhere, handlers, concurrency=10, lease=LEASE, retry=AT_ONCE, observers=[recorder])
+    worker = Worker(
+        elsewhere, handlers, concurrency=10, lease=LEASE, observers=[recorder], options=WorkerOptions(retry=AT_ONCE)
+    )
     async with Queue(storage) as queue, running(worker):
         yield queue, recorder
 

@@ -13,6 +13,7 @@ from tests.patience import PATIENCE_SECONDS
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "workers" / "README.md"
 RECIPES = ROOT / "workers" / "recipes.md"
+TRACES = ROOT / "docs" / "opentelemetry.md"
 DEPENDENCIES, ENQUEUEING, FAILED, HANDLERS, STORAGES, TASKS = (
     ROOT / "docs" / "queue" / f"{page}.md"
     for page in ("dependencies", "enqueueing", "failed", "handlers", "storages", "tasks")

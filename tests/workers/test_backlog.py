@@ -9,6 +9,7 @@ import pytest
 
 from tests.workers.harnesses import HARNESSES, OpenHarness
 from tests.workers.running import outcome, running
+from workers import WorkerOptions
 from workers.jobs import OutcomeKind
 from workers.storage.base import Storage
 from workers.testing import all_cases
@@ -46,7 +47,9 @@ async def test_lost_jobs_come_back_under_a_backlog(open_harness: OpenHarness, re
         try:
             async with asyncio.timeout(6 * PATIENCE):
                 while any([await storage.result(name) is None for name in LOST]):
-                    async with running(Worker(storage, {"*": work}, concurrency=5, lease=SHORT, max_stalls=100)):
+                    async with running(
+                        Worker(storage, {"*": work}, concurrency=5, lease=SHORT, options=WorkerOptions(max_stalls=100))
+                    ):
                         await asyncio.sleep(LIFE_SECONDS)
                     await harness.advance(SHORT)
         finally:

@@ -14,21 +14,10 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from workers import (
-    AfterFailure,
-    Job,
-    JobFailedError,
-    JobSpec,
-    JobState,
-    Queue,
-    Tasks,
-    UnknownDependency,
-    UnrecoverableError,
-    Unsupported,
-    continue_with,
-)
+from workers import Job, JobFailedError, JobSpec, JobState, Queue, Tasks, UnrecoverableError, Unsupported, continue_with
+from workers.errors import UnknownDependency
 from workers.follow_ups import FollowUp
-from workers.jobs import Completed, JobRef
+from workers.jobs import AfterFailure, Completed, JobRef
 from workers.storage.bull import BullStorage
 from workers.storage.file import FileStorage
 from workers.storage.memory import MemoryStorage

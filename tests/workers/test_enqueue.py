@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,11 +12,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
+from workers import QueueOptions
 from workers.deduplication import Deduplication
 from workers.errors import StorageUnavailable, TransactionError, Unsupported
 from workers.jobs import DROP, CancelResult, EnqueueStatus, JobState
 from workers.queue import JobSpec, Queue
 from workers.retry import RetryPolicy
+from workers.specs import JobOptions
 from workers.storage.base import Storage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.memory import MemoryStorage
@@ -49,7 +53,7 @@ async def test_enqueue_stores_what_was_said(storage: Storage) -> None:
 
 async def test_defaults_are_the_queues(storage: Storage) -> None:
     """What a job leaves open is the queue's: attempts, retention, name; and an id of its own."""
-    async with Queue(storage, max_attempts=5, result_ttl=2 * MINUTE, keep_failed=DAY) as queue:
+    async with Queue(storage, max_attempts=5, result_ttl=2 * MINUTE, options=QueueOptions(keep_failed=DAY)) as queue:
         first, second = await queue.enqueue(1), await queue.enqueue(1)
         assert first.id != second.id
         claims = await steps.claim(storage, 2)
@@ -425,3 +429,9 @@ async def test_a_storage_that_wakes_for_each_job_says_so() -> None:
     with pytest.raises(Unsupported, match="connection"):
         async with Queue(MemoryStorage()).with_notify(object()):
             pass
+
+
+def test_the_help_names_every_option() -> None:
+    """Of an enqueue, whose signature has them as one."""
+    told = inspect.getdoc(Queue.enqueue) or ""
+    assert JobOptions.__annotations__.keys() <= set(re.findall(r"`(\w+)`", told))

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, forever, running
-from workers import waiting
+from workers import WorkerOptions, waiting
 from workers.errors import (
     JobCancelledError,
     JobFailedError,
@@ -77,7 +77,9 @@ async def serving(
     """A client of a queue that another client's worker serves."""
     storage, recorder = await harness.open(), Recorder()
     elsewhere = await harness.open(storage.queue)
-    worker = Worker(elsewhere, {"*": handler}, concurrency=concurrency, retry=AT_ONCE, observers=[recorder])
+    worker = Worker(
+        elsewhere, {"*": handler}, concurrency=concurrency, observers=[recorder], options=WorkerOptions(retry=AT_ONCE)
+    )
     async with Queue(storage) as queue, running(worker):
         yield queue, recorder
 

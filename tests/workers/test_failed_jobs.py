@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.running import AT_ONCE, Recorder
+from workers import QueueOptions
 from workers.clock import ManualClock
 from workers.details import JobDetails
 from workers.errors import JobFailedError, MaxRetriesError, UnrecoverableError
@@ -37,10 +38,16 @@ async def refuse(job: Job) -> None:
 
 @asynccontextmanager
 async def at_work(
-    handler: HandlerFunction, storage: Storage | None = None, on_failed: OnFailed | None = None, **settings: object
+    handler: HandlerFunction,
+    storage: Storage | None = None,
+    *,
+    max_attempts: int = 3,
+    on_failed: OnFailed | None = None,
+    worker_id: str | None = None,
 ) -> AsyncIterator[Queue]:
     """A queue whose worker runs the handler, and repeats what fails at once."""
-    queue = Queue(storage or MemoryStorage(), retry=AT_ONCE, on_failed=on_failed, **settings)  # type: ignore[arg-type]  # settings of any kind
+    options = QueueOptions(retry=AT_ONCE, on_failed=on_failed, worker_id=worker_id)
+    queue = Queue(storage or MemoryStorage(), max_attempts=max_attempts, options=options)
     queue.execute(handler)
     async with queue:
         yield queue
@@ -109,7 +116,7 @@ async def test_failed_jobs_are_kept_for_a_week() -> None:
     """However short a result is kept; a queue or a job may say otherwise."""
     clock = ManualClock()
     queue = Queue(MemoryStorage(clock=clock), result_ttl=MINUTE)
-    shorter = Queue(MemoryStorage(clock=clock), keep_failed=MINUTE)
+    shorter = Queue(MemoryStorage(clock=clock), options=QueueOptions(keep_failed=MINUTE))
     async with queue, shorter:
         await fail(queue, JobSpec(payload=1, id="a", result_ttl=MINUTE), JobSpec(payload=1, id="b", keep_failed=MINUTE))
         await fail(shorter, JobSpec(payload=1, id="c"))
@@ -119,7 +126,7 @@ async def test_failed_jobs_are_kept_for_a_week() -> None:
         clock.advance(MINUTE)
         assert await queue.get_job("a") is None
     with pytest.raises(ValueError, match="retention"):
-        Queue(MemoryStorage(), keep_failed=timedelta(0))
+        Queue(MemoryStorage(), options=QueueOptions(keep_failed=timedelta(0)))
 
 
 async def test_failed_jobs_are_found_by_their_error() -> None:
@@ -149,11 +156,12 @@ async def test_a_failed_job_is_exported_as_a_line() -> None:
     """JSON without line breaks, with everything that is known of it."""
     async with at_work(refuse, max_attempts=1) as queue:
         with pytest.raises(MaxRetriesError):
-            await queue.enqueue_and_wait(LETTER, id="letter", name="mail")
+            await queue.enqueue_and_wait(LETTER, id="letter", name="mail", meta={"of": "ann"})
         [line] = [one.as_json() async for one in queue.manage.failed()]
     told = json.loads(line)
     assert "\n" not in line
     assert (told["id"], told["name"], told["payload"], told["state"]) == ("letter", "mail", LETTER, "failed")
+    assert told["meta"] == {"of": "ann"}
     assert (told["error"]["type"], told["failures"][0]["error_type"]) == ("KeyError", "KeyError")
 
 
@@ -162,13 +170,14 @@ async def test_failed_jobs_are_sent_to_another_queue() -> None:
     space = MemorySpace()
     queue, dead = Queue(MemoryStorage(space, "mail")), Queue(MemoryStorage(space, "dead"))
     async with queue, dead:
-        await fail(queue, JobSpec(payload=LETTER, id="a", name="send", max_attempts=7, priority=3))
+        await fail(queue, JobSpec(payload=LETTER, id="a", name="send", max_attempts=7, priority=3, meta={"of": "ann"}))
         await queue.enqueue(1, id="waits")
         assert await queue.manage.send(["a", "waits", "unknown"], dead) == 1
         assert await queue.get_job("a") is None
         assert await queue.get_status("waits") is not None
         [claim] = await steps.claim(dead.storage, 5)
         assert (claim.job_id, claim.name, claim.payload) == ("a", "send", b'{"to":"bob"}')
+        assert claim.meta == {"of": "ann"}
         assert (claim.max_attempts, claim.priority) == (7, 3)
 
 

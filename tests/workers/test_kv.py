@@ -13,8 +13,9 @@ from redis.asyncio import Redis
 from sqlalchemy import create_engine, text
 
 from tests.conftest import postgres_database
-from workers import ManualClock, MemoryKvStore, StorageError, StorageUnavailable, Unsupported
-from workers.kv import ConditionalKvStore, Key, KvStore, writes_conditionally
+from workers import StorageError, StorageUnavailable, Unsupported
+from workers.clock import ManualClock
+from workers.kv import ConditionalKvStore, Key, KvStore, MemoryKvStore, writes_conditionally
 from workers.kv.base import MAX_KEY_BYTES, MAX_TTL, MAX_VALUE_BYTES
 from workers.kv.redis import RedisKvStore
 from workers.kv.sql import SWEPT_BY_A_WRITE, SqlKvStore

@@ -9,6 +9,7 @@ import pytest
 
 import workers.management
 from tests.workers.running import Recorder
+from workers import QueueOptions
 from workers.errors import Unsupported
 from workers.jobs import JobState, JobStatus
 from workers.queue import Queue
@@ -33,7 +34,7 @@ async def run_all(queue: Queue, count: int) -> None:
 async def test_a_paused_queue_runs_nothing() -> None:
     """Jobs are taken but not run, until the queue is resumed, which wakes its worker."""
     recorder = Recorder()
-    queue = Queue(MemoryStorage(), observers=[recorder])
+    queue = Queue(MemoryStorage(), options=QueueOptions(observers=[recorder]))
     queue.execute(lambda job: None)
     await queue.manage.pause()
     async with queue:
@@ -108,7 +109,7 @@ async def test_workers_are_told() -> None:
     async def ask(job: Job) -> list[tuple[str, int]]:
         return [(worker.id, worker.claims) for worker in await queue.manage.workers()]
 
-    queue = Queue(MemoryStorage(), worker_id="mine")
+    queue = Queue(MemoryStorage(), options=QueueOptions(worker_id="mine"))
     queue.execute(ask)
     async with queue:
         assert await queue.enqueue_and_wait(1) == [["mine", 1]]

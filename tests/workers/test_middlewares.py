@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -15,17 +18,21 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
 
 from tests.workers.running import LEASE, NEVER, Recorder, done, forever, running
-from workers.errors import LossReason, Retry, Snooze, UnrecoverableError
-from workers.middlewares import AttemptFilter, Outcome, log_attempts, measure_attempts, outcome_of
-from workers.middlewares.opentelemetry import trace_attempts
-from workers.middlewares.prometheus import PrometheusMetrics, QueueGauges
+from workers import WorkerOptions
+from workers.errors import JobFailedError, LossReason, Retry, Snooze, StorageUnavailable, UnrecoverableError
+from workers.limits import Limit
+from workers.middlewares import AttemptFilter, JobMeter, Outcome, log_attempts, measure_attempts, outcome_of
+from workers.middlewares.opentelemetry import JobInstruments, trace_attempts
+from workers.middlewares.prometheus import JobCounters, PrometheusMetrics, QueueGauges
 from workers.queue import Queue
+from workers.retry import RetryPolicy
 from workers.specs import JobSpec
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
 from workers.testing.faults import counting, faulty
-from workers.testing.steps import until
+from workers.testing.steps import PATIENCE, until
 from workers.worker import Worker
+from workers.worker.events import WorkerEvent
 from workers.worker.events import WorkerEventKind as Kind
 from workers.worker.handlers import Handler, HandlerFunction, Job, Middleware, SignalReason
 
@@ -93,12 +100,9 @@ async def end(ending: Ending, *middlewares: Middleware) -> None:
     worker = Worker(
         storage,
         {"work": ending.handler},
-        worker_id="w1",
-        retry=NEVER,
         lease=LEASE,
-        middlewares=middlewares,
         observers=[recorder],
-        grace=timedelta(0),
+        options=WorkerOptions(worker_id="w1", retry=NEVER, middlewares=middlewares, grace=timedelta(0)),
     )
     async with running(worker):
         await recorder.seen(Kind.ACTIVE)
@@ -124,7 +128,9 @@ async def test_a_hostile_name_stays_in_its_line(caplog: pytest.LogCaptureFixture
     storage, recorder = MemoryStorage(), Recorder()
     await steps.enqueue(storage, steps.job("a\nERROR all is lost"))
     with caplog.at_level(logging.INFO, "workers.attempts"):
-        async with running(Worker(storage, {"*": done}, middlewares=[log_attempts], observers=[recorder])):
+        async with running(
+            Worker(storage, {"*": done}, observers=[recorder], options=WorkerOptions(middlewares=[log_attempts]))
+        ):
             await recorder.seen(Kind.COMPLETED)
     assert "job a\\nERROR all is lost (work)" in caplog.text
 
@@ -167,7 +173,9 @@ async def test_a_handlers_own_lines_name_its_job(log: tuple[logging.Logger, list
 
     await steps.enqueue(storage, steps.job("one", name="async"), steps.job("two", name="plain"))
     handlers = {"async": write, "plain": write_plainly}
-    async with running(Worker(storage, handlers, middlewares=[log_attempts], observers=[recorder])):
+    async with running(
+        Worker(storage, handlers, observers=[recorder], options=WorkerOptions(middlewares=[log_attempts]))
+    ):
         await recorder.seen(Kind.COMPLETED, 2)
     logger.warning("from nowhere")
     assert sorted(lines) == ["-/- from nowhere", "one/1 from a task", "two/1 from a thread"]
@@ -232,6 +240,141 @@ async def test_prometheus_shows_backlog_and_oldest_wait() -> None:
         assert shown("workers_jobs", queue="mail", state="queued") is None
         assert shown("workers_oldest_waiting_seconds", queue="mail") is None
         assert shown("workers_jobs", queue="other", state="queued") == 0
+
+
+async def test_prometheus_shows_what_limits_keep_back() -> None:
+    """By queue and limit, those that keep nothing back too; a limit that is removed has no number any more."""
+    registry = CollectorRegistry()
+    queue = Queue(MemoryStorage(queue="mail"), limits={"send": Limit(concurrency=1), "other": Limit(concurrency=1)})
+    gauges = QueueGauges(queue, registry=registry)
+
+    def held(limit: str) -> float | None:
+        return registry.get_sample_value("workers_jobs_held_back", {"queue": "mail", "limit": limit})
+
+    async with queue:
+        await queue.enqueue_many([JobSpec(payload=at, name="send") for at in range(3)])
+        await steps.claim(queue.storage, 3)
+        await gauges.update()
+        assert (held("send"), held("other")) == (2, 0)
+        await queue.manage.remove_limit("send")
+        await gauges.update()
+        assert (held("send"), held("other")) == (None, 0)
+
+
+class Noted(JobMeter):
+    """Remembers what is counted."""
+
+    def __init__(self) -> None:
+        self.counted: list[tuple[object, ...]] = []
+        self.waits: list[float | None] = []
+
+    def enqueued(self, queue: str, name: str, jobs: int) -> None:
+        self.counted.append(("enqueued", queue, name, jobs))
+
+    def claimed(self, queue: str, name: str, waited: float | None) -> None:
+        self.counted.append(("claimed", queue, name))
+        self.waits.append(waited)
+
+    def ended(self, queue: str, name: str, outcome: Outcome, jobs: int) -> None:
+        self.counted.append(("ended", queue, name, outcome.value, jobs))
+
+    def lost(self, queue: str, name: str) -> None:
+        self.counted.append(("lost", queue, name))
+
+
+async def _counted(meter: JobMeter) -> None:
+    """Two jobs of one call and two alone were enqueued; one ended at its second attempt, one failed, one was lost."""
+    mail = Queue(MemoryStorage(queue="mail"), observers=[meter], retry=RetryPolicy(initial=timedelta(0), jitter=0))
+    removed = asyncio.Event()
+
+    async def work(job: Job) -> None:
+        if job.name == "lost":
+            await mail.delete_job_chains([job.id])
+            removed.set()
+            await job.signal.wait()
+        if job.name == "fails":
+            raise UnrecoverableError("no")
+        if job.name == "again" and job.attempt == 1:
+            raise Retry("once more", delay=timedelta(0))
+
+    mail.execute(work)
+    async with mail:
+        await mail.enqueue_many([JobSpec(payload=1, name="again", id="a"), JobSpec(payload=1, name="again", id="b")])
+        await asyncio.gather(*(mail.wait_for_job_chain_completion(each) for each in "ab"))
+        with pytest.raises(JobFailedError):
+            await mail.enqueue_and_wait(1, name="fails")
+        await mail.enqueue(1, name="lost")
+        await removed.wait()
+
+
+async def test_jobs_are_counted_from_the_enqueue_to_the_end() -> None:
+    """Each claim, each end, and each lease that was lost; how long a job waited is told with its first claim."""
+    meter = Noted()
+    await _counted(meter)
+    assert Counter(meter.counted) == {
+        ("enqueued", "mail", "again", 2): 1,
+        ("enqueued", "mail", "fails", 1): 1,
+        ("enqueued", "mail", "lost", 1): 1,
+        ("claimed", "mail", "again"): 4,
+        ("claimed", "mail", "fails"): 1,
+        ("claimed", "mail", "lost"): 1,
+        ("ended", "mail", "again", "completed", 1): 2,
+        ("ended", "mail", "fails", "failed", 1): 1,
+        ("lost", "mail", "lost"): 1,
+    }
+    waits = [each for each in meter.waits if each is not None]
+    assert len(waits) == 4
+    assert all(0 <= each < PATIENCE for each in waits)
+
+
+async def test_jobs_that_no_worker_ended_are_counted() -> None:
+    """Those that a reaper failed, without a name; and an enqueue that the storage refused is none."""
+    meter = Noted()
+    meter(WorkerEvent(kind=Kind.FAILED, queue="mail", worker_id="w", job_ids=("a", "b")))
+    assert meter.counted == [("ended", "mail", "", "failed", 2)]
+    storage, faults = faulty(MemoryStorage(queue="mail"))
+    faults.requests_lost["enqueue"] = 1
+    with pytest.raises(StorageUnavailable):
+        await Queue(storage, observers=[meter]).enqueue(1)
+    assert len(meter.counted) == 1
+
+
+async def test_prometheus_has_these_numbers() -> None:
+    """Under the names that the page on OpenTelemetry and Prometheus gives."""
+    registry = CollectorRegistry()
+    await _counted(JobCounters(registry))
+
+    def shown(name: str, job: str, **more: str) -> float | None:
+        return registry.get_sample_value(name, {"queue": "mail", "name": job, **more})
+
+    assert shown("workers_jobs_enqueued_total", "again") == 2
+    assert shown("workers_jobs_claimed_total", "again") == 4
+    assert shown("workers_jobs_ended_total", "again", outcome="completed") == 2
+    assert shown("workers_jobs_ended_total", "fails", outcome="failed") == 1
+    assert shown("workers_leases_lost_total", "lost") == 1
+    assert shown("workers_job_wait_seconds_count", "again") == 2
+
+
+async def test_opentelemetry_has_these_numbers() -> None:
+    """As counters and a histogram, by queue and name."""
+    reader = InMemoryMetricReader()
+    await _counted(JobInstruments(MeterProvider([reader])))
+    data = reader.get_metrics_data()
+    assert data is not None
+    [scope] = data.resource_metrics[0].scope_metrics
+    shown = {
+        (metric.name, *sorted(str(value) for value in dict(point.attributes or {}).values())): getattr(
+            point, "value", getattr(point, "count", None)
+        )
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    }
+    assert shown["workers.jobs.enqueued", "again", "mail"] == 2
+    assert shown["workers.jobs.claimed", "again", "mail"] == 4
+    assert shown["workers.jobs.ended", "again", "completed", "mail"] == 2
+    assert shown["workers.jobs.ended", "failed", "fails", "mail"] == 1
+    assert shown["workers.leases.lost", "lost", "mail"] == 1
+    assert shown["workers.job.wait", "again", "mail"] == 2
 
 
 async def test_gauges_are_updated_by_themselves() -> None:

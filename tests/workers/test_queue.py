@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers.running import Recorder, done, forever, outcome
+from workers import QueueOptions
 from workers.jobs import Claim, EnqueueStatus, JobState
 from workers.queue import JobSpec, Queue
 from workers.serde import JsonSerde
@@ -40,7 +41,7 @@ async def test_a_queue_runs_its_handler(storage: Storage) -> None:
     async def shout(job: Job) -> str:
         return f"{job.payload}!"
 
-    queue = Queue(storage, payload_serde=Reversed(), result_serde=Reversed(), worker_id="mine")
+    queue = Queue(storage, options=QueueOptions(payload_serde=Reversed(), result_serde=Reversed(), worker_id="mine"))
     queue.execute(shout)
     async with queue:
         await queue.enqueue("hey", id="job", name="any name")
@@ -57,7 +58,7 @@ async def test_a_queue_runs_handlers_by_name(storage: Storage) -> None:
         seen.append(f"{context.worker_id} {context.job.name}")
         return await proceed()
 
-    queue = Queue(storage, worker_id="mine", middlewares=[note], observers=[recorder])
+    queue = Queue(storage, options=QueueOptions(worker_id="mine", middlewares=[note], observers=[recorder]))
     queue.execute({"mail": done, "sms": Handler(lambda job: "sent")})
     async with queue:
         await queue.enqueue_many([JobSpec(payload=1, id="1", name="mail"), JobSpec(payload=2, id="2", name="sms")])
@@ -79,7 +80,7 @@ async def test_start_and_stop_can_be_repeated() -> None:
     """A second start runs no second worker, a second stop does nothing; a stopped queue starts anew."""
     storage, calls = counting(MemoryStorage())
     recorder = Recorder()
-    queue = Queue(storage, observers=[recorder])
+    queue = Queue(storage, options=QueueOptions(observers=[recorder]))
     queue.execute(done)
     for _ in range(2):
         await queue.start()
@@ -104,7 +105,7 @@ async def test_execute_comes_before_start() -> None:
 async def test_stop_lets_jobs_finish_for_the_grace(storage: Storage) -> None:
     """Leaving the block stops the worker in its phases: what hangs is given back, uncounted."""
     recorder = Recorder()
-    queue = Queue(storage, grace=timedelta(0), observers=[recorder])
+    queue = Queue(storage, options=QueueOptions(grace=timedelta(0), observers=[recorder]))
     queue.execute(forever)
     async with asyncio.timeout(PATIENCE):
         async with queue:
@@ -122,7 +123,7 @@ async def test_stop_tells_what_ended_the_worker() -> None:
 
     storage, calls = counting(Breaks())
     recorder = Recorder()
-    queue = Queue(storage, observers=[recorder])
+    queue = Queue(storage, options=QueueOptions(observers=[recorder]))
     queue.execute(done)
     await queue.start()
     await recorder.seen(Kind.STOPPED)
@@ -152,7 +153,7 @@ async def test_queues_on_one_storage_are_apart(tmp_path: Path) -> None:
 async def test_concurrency_is_the_workers() -> None:
     """A queue's worker runs as many jobs at once as the queue says."""
     recorder = Recorder()
-    queue = Queue(MemoryStorage(), concurrency=3, grace=timedelta(0), observers=[recorder])
+    queue = Queue(MemoryStorage(), concurrency=3, options=QueueOptions(grace=timedelta(0), observers=[recorder]))
     queue.execute(forever)
     async with queue:
         await queue.enqueue_many([JobSpec(payload=number) for number in range(5)])

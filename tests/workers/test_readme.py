@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from tests.workers.manual import (
     DEPENDENCIES,
     ENQUEUEING,
@@ -14,10 +16,13 @@ from tests.workers.manual import (
     README,
     STORAGES,
     TASKS,
+    TRACES,
     examples,
     run_example,
 )
 from workers.lifecycle import diagram
+from workers.middlewares import opentelemetry
+from workers.middlewares.prometheus import JobCounters, QueueGauges
 from workers.testing import GUARANTEES, all_cases
 
 
@@ -74,6 +79,25 @@ def test_the_transaction_example_runs(tmp_path: Path) -> None:
     """The manual's handler ends its job with its own writes as shown, on the application's engine."""
     finished = run_example(examples(HANDLERS)["Jobs in your own transaction"], tmp_path)
     assert finished.stdout.split() == ["shipped", "paid"]
+
+
+def test_the_traces_example_runs(tmp_path: Path) -> None:
+    """The page's attempt and enqueue are told as shown, and the handler finds its job's metadata."""
+    told = run_example(examples(TRACES)["Traces"], tmp_path).stdout.split("\n")
+    assert sorted(filter(None, told)) == ["enqueue mail", "for ann within the trace True", "process mail", "request"]
+
+
+def test_the_page_on_metrics_names_what_there_is() -> None:
+    """Every metric of both kinds is in its table."""
+    registry = CollectorRegistry()
+    JobCounters(registry)
+    QueueGauges(registry=registry)
+    kinds = {"counter": "_total", "histogram": "", "gauge": ""}
+    names = {metric.name + kinds[metric.type] for metric in registry.collect()}
+    source = Path(opentelemetry.__file__).read_text()
+    names |= set(re.findall(r"create_\w+\(\"([\w.]+)\"", source))
+    assert names - set(re.findall(r"`(workers[\w.]+)`", TRACES.read_text())) == set()
+    assert len(names) == 13
 
 
 def test_the_middlewares_example_runs(tmp_path: Path) -> None:

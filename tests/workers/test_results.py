@@ -12,13 +12,13 @@ from workers import (
     JobCancelledError,
     JobFailedError,
     JobGoneError,
-    JobRef,
     JobSpec,
     MaxRetriesError,
     Queue,
     UnrecoverableError,
     Unsupported,
 )
+from workers.jobs import JobRef
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing.steps import claim_one, enqueue

@@ -6,6 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
+from workers import Job, Queue, Tasks
 from workers.retry import RetryPolicy
 
 SECOND = timedelta(seconds=1)
@@ -74,3 +76,56 @@ def test_wrong_policies_are_refused(policy: dict[str, timedelta | float], proble
     """A policy that makes no sense is refused with what is wrong."""
     with pytest.raises(ValueError, match=problem):
         RetryPolicy(**policy)  # type: ignore[arg-type] # the wrong values are the point
+
+
+def test_a_function_of_the_attempt_and_the_error_decides() -> None:
+    """Exactly, in seconds or as a timedelta; without an error, as in a plan, the numbers do."""
+    policy = RetryPolicy(backoff=lambda attempt, error: attempt * 60 if isinstance(error, OSError) else timedelta(1))
+    assert policy.delay(2, OSError()) == timedelta(minutes=2)
+    assert policy.delay(2, ValueError()) == timedelta(days=1)
+    assert policy.delay(1, uniform=lambda low, high: 1) == timedelta(seconds=10)
+
+
+@pytest.mark.parametrize("answer", [None, "5", True, -1, float("nan"), float("inf"), timedelta(days=40_000), OSError()])
+def test_a_wrong_back_off_is_told_by_name_and_the_policy_decides(
+    answer: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The attempt has to end all the same."""
+
+    def hasty(attempt: int, error: BaseException) -> timedelta:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[return-value]  # what is refused
+
+    policy = RetryPolicy(backoff=hasty, jitter=0)
+    assert policy.delay(2, OSError()) == timedelta(seconds=20)
+    [line] = caplog.messages
+    assert "hasty" in line
+    assert line.endswith("the policy decides")
+
+
+async def test_a_job_brings_no_function_along() -> None:
+    """What it brings along is stored; that of its task or worker is not."""
+    with pytest.raises(ValueError, match="has no function; give that to the task or worker"):
+        await Queue("memory://").enqueue(1, backoff=RetryPolicy(backoff=lambda attempt, error: 1))
+    with pytest.raises(TypeError, match="backoff is a function of the attempt and its error, not 5"):
+        RetryPolicy(backoff=5)  # type: ignore[arg-type]  # what is refused
+
+
+async def test_a_task_has_its_own_back_off() -> None:
+    """Called with the number of the attempt and what it raised."""
+    app, seen = Tasks("memory://"), list[tuple[int, str]]()
+
+    def soon(attempt: int, error: BaseException) -> float:
+        seen.append((attempt, str(error)))
+        return 0
+
+    @app.task(max_attempts=3, backoff=soon)
+    async def fail(job: Job) -> int:
+        if job.attempt < 3:
+            raise OSError(f"no {job.attempt}")
+        return job.attempt
+
+    async with app:
+        assert await (await fail.enqueue()).result(PATIENCE_SECONDS) == 3
+    assert seen == [(1, "no 1"), (2, "no 2")]

@@ -9,18 +9,31 @@ from typing import Any
 import pytest
 
 from tests.workers.running import outcome
-from workers import Handler, JobSpec, Queue, Retry, RetryPolicy, Snooze, Tasks, Worker
+from workers import (
+    Handler,
+    JobSpec,
+    Queue,
+    QueueOptions,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    Tasks,
+    Worker,
+    WorkerOptions,
+)
 from workers.crons import Cron
 from workers.jobs import OutcomeKind
 from workers.storage.memory import MemoryStorage
 
 
 def _queue(**settings: Any) -> Queue:  # Any: wrong ones
-    return Queue(MemoryStorage(), **settings)
+    rare = {name: settings.pop(name) for name in set(settings) - {"concurrency", "max_attempts", "result_ttl"}}
+    return Queue(MemoryStorage(), **settings, options=QueueOptions(**rare))
 
 
 def _worker(**settings: Any) -> Worker:  # Any: likewise
-    return Worker(MemoryStorage(), {"*": print}, **settings)
+    rare = {name: settings.pop(name) for name in set(settings) - {"concurrency", "lease", "observers"}}
+    return Worker(MemoryStorage(), {"*": print}, **settings, options=WorkerOptions(**rare))
 
 
 @pytest.mark.parametrize("make", [_queue, _worker])
@@ -100,7 +113,7 @@ async def test_numbers_are_seconds_and_a_url_is_a_storage() -> None:
     assert (policy.initial, policy.maximum, handler.lease, handler.timeout) == (seconds,) * 4
     assert (Retry(delay=half).delay, Retry(at_least=half).at_least, Snooze(half).delay) == (seconds,) * 3
     assert Cron(name="c", job="j", every=2 * half).every == 2 * seconds
-    queue = Queue("memory://?queue=mail", lease=5, grace=0.5)
+    queue = Queue("memory://?queue=mail", options=QueueOptions(lease=5, grace=0.5))
     assert (queue.storage.queue, queue.lease, queue.grace) == ("mail", timedelta(seconds=5), seconds)
     queue.execute(lambda job: job.payload)
     async with queue:

@@ -6,12 +6,13 @@ import argparse
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 from workers.command.problems import CommandError
 from workers.command.targets import queue_of
 from workers.errors import WorkersError
 from workers.queue import Queue
+from workers.storage.abilities import Migratable
 
 if TYPE_CHECKING:
     from workers.command.arguments import Commands
@@ -22,25 +23,29 @@ NOTHING: Final = 1
 Work = Callable[[Queue, argparse.Namespace], Awaitable[int]]
 
 
-@runtime_checkable
-class Migratable(Protocol):
-    """A storage in a database that other tables share."""
+def add_command(
+    commands: Commands, name: str, work: Work, told: str, *, several: bool = False
+) -> argparse.ArgumentParser:
+    """Add a command about one queue, or several in turn, and return its parser for more arguments.
 
-    async def migrate(self) -> None:
-        """Make its tables, or bring them to this version."""
-
-
-def add_command(commands: Commands, name: str, work: Work, told: str) -> argparse.ArgumentParser:
-    """Add a command about one queue, and return its parser for more arguments; `work` returns the status."""
+    `work` returns the status; the first that is not 0 is the last.
+    """
     parser = commands.add_parser(name, help=told, description=f"{told[0].upper()}{told[1:]}.")
-    parser.add_argument("queue", metavar="QUEUE", help="module:queue, or a storage's URL")
+    if several:
+        parser.add_argument("queues", metavar="QUEUE", nargs="+", help="module:queue, or a storage's URL")
+    else:
+        parser.add_argument("queue", metavar="QUEUE", help="module:queue, or a storage's URL")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=partial(_run, work))
     return parser
 
 
 def _run(work: Work, options: argparse.Namespace) -> int:
-    return asyncio.run(with_queue(options.queue, lambda queue: work(queue, options)))
+    for target in getattr(options, "queues", None) or [options.queue]:
+        status = asyncio.run(with_queue(target, lambda queue: work(queue, options)))
+        if status:
+            return status
+    return 0
 
 
 async def with_queue(target: str, work: Callable[[Queue], Awaitable[int]]) -> int:
@@ -63,6 +68,5 @@ async def with_queue(target: str, work: Callable[[Queue], Awaitable[int]]) -> in
 def _advised(error: WorkersError, queue: Queue, target: str) -> str:
     """Return the error with what to type where the tables are missing."""
     if isinstance(queue.storage, Migratable) and "migrate()" in str(error):
-        shown = "URL" if "://" in target else target
-        return f"{error}; or once: python -m workers migrate {shown}"
+        return str(error).replace("module:app", "URL" if "://" in target else target)
     return f"{type(error).__name__}: {error}"

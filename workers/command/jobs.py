@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from workers.command.arguments import checked, identifier, positive
-from workers.command.commands import NOTHING, Migratable, add_command
+from workers.command.commands import NOTHING, add_command
 from workers.command.durations import parse_duration
 from workers.command.limits import limits_table, look_at_limits
 from workers.command.problems import CommandError
@@ -21,6 +21,7 @@ from workers.jobs import CancelResult, JobState, JobStatus
 from workers.limits import HeldBack
 from workers.queue import Queue
 from workers.specs import DEFAULT_NAME
+from workers.storage.abilities import Migratable
 
 if TYPE_CHECKING:
     from workers.command.arguments import Commands
@@ -66,7 +67,8 @@ def add_to(commands: Commands) -> None:
     cancel.add_argument("ids", type=checked(identifier), nargs="+", metavar="ID")
 
     add_command(commands, "stats", _stats, "count jobs by state, and those that limits keep back; list workers")
-    add_command(commands, "migrate", _migrate, "make a queue's tables in a database, or bring them to this version")
+    told = "make the tables of queues in their databases, or bring them to this version"
+    add_command(commands, "migrate", _migrate, told, several=True)
 
 
 async def _enqueue(queue: Queue, options: argparse.Namespace) -> int:
@@ -142,11 +144,14 @@ async def _in_state(queue: Queue, state: JobState, options: argparse.Namespace) 
 
 
 async def _show(queue: Queue, options: argparse.Namespace) -> int:
-    job = await queue.get_status(options.id)
-    if job is None:
+    found = await queue.get_job(options.id)
+    if found is None:
         print(f"there is no job {one_line(options.id)}, or none any more", file=sys.stderr)
         return NOTHING
+    job = found.status
     told = _told(job, await queue.held_back(job.id))
+    if found.meta:
+        told["meta"] = found.meta
     if job.state is JobState.COMPLETED:
         told["result"] = await queue.get_result(job.id)
     stack = "" if job.last_error is None else job.last_error.stack

@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -16,19 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from workers.command.arguments import checked, positive
+from workers.command.durations import parse_duration
 from workers.command.problems import CommandError
 from workers.command.targets import working_queue
 from workers.errors import WorkersError
+from workers.foreground import logger, run_until_stopped, start_logging
 from workers.middlewares import log_attempts
 from workers.queue import Queue
 from workers.storage.abilities import Pooled
 from workers.supervisor import Command, Introduction, Membership, Plan, Supervisor, parse_bytes, parse_processes
 from workers.supervisor.http_port import HttpAnswer, HttpPort
-from workers.worker import Worker
-from workers.worker.events import WorkerEvent, WorkerEventKind, log_line
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind, log_line
 from workers.worker.handlers import Middleware
-
-logger = logging.getLogger("workers")
 
 if TYPE_CHECKING:
     from workers.command.arguments import Commands
@@ -63,15 +61,7 @@ class Sources:
                         continue
 
 
-_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-
 _supervisor = logging.getLogger("workers.supervisor")
-
-
-def start_logging(level: str, *, process: int | None) -> None:
-    """Log to stderr from `level` up, each line with the number of this process if it is one of several."""
-    form = _FORMAT if process is None else f"%(asctime)s [{process}] %(levelname)-7s %(name)s: %(message)s"
-    logging.basicConfig(level=level.upper(), format=form)
 
 
 def write_report(level: int, event: str, **fields: object) -> None:
@@ -129,6 +119,17 @@ def _measuring() -> Sequence[Middleware]:
         return ()
 
 
+def _counting() -> Sequence[Observer]:
+    try:
+        from workers.middlewares.prometheus import JobCounters
+    except ModuleNotFoundError:
+        return ()
+    try:
+        return (JobCounters(),)
+    except ValueError:  # the application's queue counts them itself
+        return ()
+
+
 def _metrics() -> HttpAnswer | None:
     try:
         from prometheus_client import generate_latest
@@ -139,9 +140,6 @@ def _metrics() -> HttpAnswer | None:
 
 def _json(status: int, value: object) -> HttpAnswer:
     return HttpAnswer(status=status, content_type="application/json", body=json.dumps(value).encode())
-
-
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def add_to(commands: Commands) -> None:
@@ -155,6 +153,12 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("queues", nargs="+", metavar="module:queue", help="a Queue with handlers, or Tasks")
     parser.add_argument(
         "--concurrency", type=checked(positive), metavar="N", help="jobs at a time, instead of the queue's own"
+    )
+    parser.add_argument(
+        "--grace",
+        type=checked(parse_duration),
+        metavar="DURATION",
+        help="how long a stop lets jobs finish, such as 30s, instead of the queue's own",
     )
     parser.add_argument(
         "--processes",
@@ -205,11 +209,16 @@ async def _work(queues: Sequence[Queue], options: argparse.Namespace, membership
     if membership is not None:
         await _require_connections(queues, membership.of)
     probes = Probes(queues) if membership is not None or options.metrics_port is not None else None
-    ready = _Ready(len(queues), queues, options.metrics_bind, membership)
+    counting = () if probes is None else _counting()
+    grace = max(queue.grace for queue in queues) if options.grace is None else options.grace
+    ready = _Ready(len(queues), grace, options.metrics_bind, membership)
+    for queue in queues:
+        await queue.make_tables()
     workers = [
         queue.worker(
             concurrency=options.concurrency,
-            observers=[ready],
+            grace=options.grace,
+            observers=[ready, *counting],
             middlewares=[log_attempts, *(() if probes is None else probes.middlewares)],
         )
         for queue in queues
@@ -221,7 +230,8 @@ async def _work(queues: Sequence[Queue], options: argparse.Namespace, membership
             port = HttpPort(probes)
             stack.push_async_callback(port.close)
             await _open(port, options)
-        return await _until_stopped(workers)
+        await run_until_stopped(workers)
+    return 0
 
 
 async def _open(port: HttpPort, options: argparse.Namespace) -> None:
@@ -230,31 +240,6 @@ async def _open(port: HttpPort, options: argparse.Namespace) -> None:
     except OSError as error:
         place = f"{options.metrics_bind}:{options.metrics_port}"
         raise CommandError(f"--metrics-port: cannot listen on {place}: {error.strerror}") from None
-
-
-async def _until_stopped(workers: Sequence[Worker]) -> int:
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        logger.info("stopping; send the signal again to skip the grace")
-        for worker in workers:
-            worker.stop()
-
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stop)
-    running = [asyncio.create_task(worker.run(), name=f"worker-{worker.worker_id}") for worker in workers]
-    try:
-        await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
-        failed = [task for task in running if task.done() and task.exception() is not None]
-        if failed:
-            stop()
-        errors = [error for error in await asyncio.gather(*running, return_exceptions=True) if error is not None]
-    finally:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
-    if errors:
-        raise errors[0]
-    return 0
 
 
 async def _require_connections(queues: Sequence[Queue], processes: int) -> None:
@@ -273,10 +258,9 @@ async def _require_connections(queues: Sequence[Queue], processes: int) -> None:
 class _Ready:
     """Tells the log, and the supervisor if there is one, when all workers are ready."""
 
-    def __init__(self, wanted: int, queues: Sequence[Queue], bind: str, membership: Membership | None) -> None:
+    def __init__(self, wanted: int, grace: timedelta, bind: str, membership: Membership | None) -> None:
         self._wanted = wanted
         self._membership = membership
-        grace = max((queue.grace for queue in queues), default=timedelta(0))
         self._introduction = Introduction(grace_seconds=grace.total_seconds(), bind=bind)
 
     def __call__(self, event: WorkerEvent) -> None:

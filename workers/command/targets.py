@@ -7,7 +7,7 @@ import traceback
 from types import ModuleType
 
 from workers.command.problems import CommandError
-from workers.errors import StorageError
+from workers.errors import StorageError, Unsupported
 from workers.queue import Queue
 from workers.storage import open_storage
 from workers.tasks import Tasks
@@ -25,10 +25,7 @@ def working_queue(target: str) -> Queue:
         )
     found = _found(target)
     if isinstance(found, Tasks):
-        queue = found.working_queue()
-        if queue is None:
-            raise CommandError(f"{target} are tasks of a queue that is no workers.Queue; its own workers run them")
-        return queue
+        return _queue_of(found, target)
     if not found.has_handlers:
         raise CommandError(f"{target} has no handlers; call its execute() with them in that module")
     return found
@@ -46,12 +43,17 @@ def queue_of(target: str) -> Queue:
         except StorageError as error:
             raise CommandError(str(error)) from None
     found = _found(target)
-    if isinstance(found, Tasks):
-        queue = found.working_queue()  # which warns of jobs that none of the tasks takes
-        if queue is None:
-            raise CommandError(f"{target} are tasks of a queue that is no workers.Queue; give its storage's URL")
-        return queue
-    return found
+    return _queue_of(found, target) if isinstance(found, Tasks) else found
+
+
+def _queue_of(tasks: Tasks, target: str) -> Queue:
+    try:
+        return tasks.working_queue()  # which warns of jobs that none of the tasks takes
+    except Unsupported:
+        raise CommandError(
+            f"{target} are tasks of a queue that is no workers.Queue; its own workers run them, and its storage's URL"
+            " names it to other commands"
+        ) from None
 
 
 def check_payload(target: str, name: str, payload: object) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Final, TypeAlias, TypeVar
 from workers.dashboard.api import ANSWERED, given
 from workers.dashboard.text import short
 from workers.dashboard.visit import Refusal
+from workers.details import JobDetails
 from workers.errors import StorageError, WorkersError
 from workers.jobs import JobState, JobStatus, Page, WorkerInfo
 from workers.limits import Limit
@@ -119,9 +120,9 @@ class QueueCatalog:
         """Return the limits that are stored with a queue, by name; none where the storage keeps none."""
         return await answer(self.named(name).manage.limits())
 
-    async def job(self, name: str, job_id: str) -> JobStatus | None:
+    async def job(self, name: str, job_id: str) -> JobDetails | None:
         """Return a job as it stands."""
-        return await answer(self.named(name).get_status(job_id))
+        return await answer(self.named(name).get_job(job_id))
 
     async def held_back(self, name: str, job: JobStatus) -> str | None:
         """Say which limit keeps a queued job back, and until when; None for any other job."""

@@ -56,7 +56,7 @@ def _in_unicode(progress: object) -> object:
 class JobAnswer(ApiAnswer):
     """A job as it stands; `attempt` counts its runs so far, `progress` is what its handler reported last.
 
-    `waits` says which limit keeps it back, and until when; lists do not look for that.
+    `waits` says which limit keeps it back, and until when, `meta` has its metadata; lists do not look for these.
     """
 
     id: str
@@ -72,6 +72,7 @@ class JobAnswer(ApiAnswer):
     last_error: ErrorInfo | None
     progress: Annotated[object, PlainSerializer(_in_unicode)]
     waits: str | None = None
+    meta: dict[str, str] | None = None
 
 
 class JobsDone(ApiAnswer):
@@ -148,10 +149,11 @@ async def list_jobs(
 @api.get("/job")
 async def show_job(queues: Queues, queue: Text, job_id: Id) -> JobAnswer:
     """Show one job."""
-    status = await queues.job(queue, job_id)
-    if status is None:
+    found = await queues.job(queue, job_id)
+    if found is None:
         raise Refusal(404, f"Queue {short(queue)} knows no job of that id: there was none, or it is over.")
-    return _told(status, waits=await queues.held_back(queue, status))
+    waits = await queues.held_back(queue, found.status)
+    return _told(found.status, waits=waits, meta=dict(found.meta))
 
 
 @api.get("/workers")
@@ -198,6 +200,6 @@ async def act_on_jobs(queues: Queues, caller: Caller, asked: JobsOrder) -> JobsD
     return JobsDone(asked=len(ids), done=done, problem=problem)
 
 
-def _told(job: JobStatus, *, waits: str | None = None) -> JobAnswer:
-    shown = {name: getattr(job, name) for name in JobAnswer.model_fields if name != "waits"}
-    return JobAnswer(**shown, waits=waits)
+def _told(job: JobStatus, *, waits: str | None = None, meta: dict[str, str] | None = None) -> JobAnswer:
+    shown = {name: getattr(job, name) for name in JobAnswer.model_fields if name not in ("waits", "meta")}
+    return JobAnswer(**shown, waits=waits, meta=meta)

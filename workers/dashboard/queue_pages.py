@@ -112,11 +112,12 @@ class QueuePages:
             name, job_id = uncarried(visit.query["carried"]), job_id.strip()
         if not job_id:
             raise Refusal(400, "Write the id of a job.")
-        status = await self._queues.job(name, job_id)
-        if status is None:
+        found = await self._queues.job(name, job_id)
+        if found is None:
             raise Refusal(
                 404, f"Queue {short(name)} knows no job {short(job_id)}: there was none, or its record is over."
             )
+        status = found.status
         actions = {key: each for key, each in ACTIONS.items() if status.state in each.states}
         encoded = status.encoded_progress
         progress = None if encoded is None else encoded.decode(errors="replace")
@@ -125,6 +126,7 @@ class QueuePages:
             "here": QUEUES.path,
             "queue": name,
             "job": status,
+            "meta": found.meta,
             "actions": actions,
             "progress": progress,
             "waits": await self._queues.held_back(name, status),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -21,6 +21,7 @@ from workers.checks import (
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import ErrorInfo
 from workers.limits import FAIR_MARK, RESERVED, LimitKey, check_limit_name
+from workers.metadata import check_meta
 from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.retry import NamedBackoff, RetryPolicy
 
@@ -98,13 +99,14 @@ class NewJob:
     at most. `chain_index` says which link of its chain the job is. With a
     `deduplication` by debounce, `delay` is at least its time. The job waits until the jobs `after` have ended, and
     those of other queues, `after_elsewhere`; its delay counts from then. See `AfterFailure` and `Storage.enqueue`.
+    `meta` stays with the job until its record is gone, and its claims have it.
 
     Raises:
         ValueError: an id or name that is not 1 to 512 bytes of UTF-8, a priority that is no whole number within
             -1 000 ... 2 097 151, a delay outside 0 ... 100 years, a retention that is not positive, attempts that are
             no whole number within 1 ... 1 000 000, a chain index that is none within 0 ... 1 000 000, more than 1 000
             jobs to follow, or the job itself among them, two of the three keys, an ordering key that begins with
-            U+001E.
+            U+001E, metadata over its size (see `workers.metadata.check_meta`).
         TypeError: a payload that is not bytes, an id or name that is not text, jobs to follow that are no tuple.
     """
 
@@ -125,6 +127,7 @@ class NewJob:
     after: tuple[str, ...] = ()
     after_elsewhere: tuple[JobRef, ...] = ()
     after_failure: AfterFailure = AfterFailure.FAIL
+    meta: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         check_text("job id", self.id)
@@ -150,6 +153,8 @@ class NewJob:
             object.__setattr__(self, "delay", max(self.delay, dedup.ttl))
         if self.follows:
             self._check_after()
+        if self.meta:
+            object.__setattr__(self, "meta", check_meta(self.meta))
 
     @property
     def holding_key(self) -> str | None:
@@ -227,6 +232,7 @@ class Claim:
     timeout: timedelta | None = None
     chain_index: int = 0
     last_error: ErrorInfo | None = field(default=None, repr=False)
+    meta: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     stalled: ErrorInfo | None = None
     """Set where a storage reports only at the claim that the job stalled too often, that its payload is gone, or that a
     child of it failed: settle it as failed, run nothing."""

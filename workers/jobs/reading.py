@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -248,3 +248,4 @@ class JobRecord:
     payload: bytes | None = field(default=None, repr=False)
     result: bytes | None = field(default=None, repr=False)
     failures: tuple[FailedAttempt, ...] = ()
+    meta: Mapping[str, str] = field(default_factory=dict, repr=False)

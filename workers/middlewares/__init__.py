@@ -5,7 +5,7 @@ and `workers.middlewares.opentelemetry` (the extra `otel`).
 """
 
 from workers.middlewares.logging import AttemptFilter, log_attempts
-from workers.middlewares.metrics import Metrics, measure_attempts
+from workers.middlewares.metrics import JobMeter, Metrics, measure_attempts
 from workers.middlewares.outcome import Outcome, outcome_of
 
-__all__ = ["AttemptFilter", "Metrics", "Outcome", "log_attempts", "measure_attempts", "outcome_of"]
+__all__ = ["AttemptFilter", "JobMeter", "Metrics", "Outcome", "log_attempts", "measure_attempts", "outcome_of"]

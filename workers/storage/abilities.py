@@ -91,6 +91,14 @@ class Pooled(Protocol):
 
 
 @runtime_checkable
+class Migratable(Protocol):
+    """A storage in a database that other tables share."""
+
+    async def migrate(self) -> None:
+        """Make its tables where they are missing."""
+
+
+@runtime_checkable
 class Joinable(Protocol):
     """A storage with `capabilities.transactions`, whose verbs with `connection=` do not need it to be connected.
 

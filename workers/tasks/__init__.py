@@ -3,6 +3,17 @@
 from workers.tasks.declared import Task
 from workers.tasks.in_memory import InMemory
 from workers.tasks.tasks import EnqueuedTasks, Tasks
-from workers.tasks.typed import EnqueuedTask, TypedTask
+from workers.tasks.typed import EnqueuedTask, SyncEnqueuedTask, SyncTask, TypedTask
+from workers.tasks.unique import Unique
 
-__all__ = ["EnqueuedTask", "EnqueuedTasks", "InMemory", "Task", "Tasks", "TypedTask"]
+__all__ = [
+    "EnqueuedTask",
+    "EnqueuedTasks",
+    "InMemory",
+    "SyncEnqueuedTask",
+    "SyncTask",
+    "Task",
+    "Tasks",
+    "TypedTask",
+    "Unique",
+]

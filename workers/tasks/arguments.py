@@ -189,6 +189,10 @@ class Arguments:
         """Return what the function returned in JSON's types; a continuation stays one."""
         return result if self.result is None or isinstance(result, Continuation) else self.result.dump(result)
 
+    def loaded(self, result: object) -> object:
+        """Return the decoded result as the function's annotation says."""
+        return result if self.result is None else self.result.load(result)
+
     @cached_property
     def result(self) -> Codec | None:
         """How results are encoded; None if the function does not say what it returns."""

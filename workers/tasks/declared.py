@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from workers.errors import CorruptPayloadError
+from workers.tasks.unique import Unique
 from workers.worker.attempt import invoke
 from workers.worker.handlers import Handler, HandlerFunction, Job
 
@@ -24,6 +25,8 @@ class Task:
     max_attempts: int | None
     key: str | None
     """The argument, or the entry of the data, that has the key of the task's limit."""
+    unique: Unique | None
+    """Which enqueues of it count as one."""
 
     def limit_key(self, data: object) -> str | None:
         """Return the key of the task's limit that is in this data.

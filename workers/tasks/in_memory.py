@@ -11,7 +11,7 @@ from typing import Final
 from workers.jobs import JobState, JobStatus
 from workers.queue import Queue
 from workers.storage.memory import MemorySpace, MemoryStorage
-from workers.worker import Worker
+from workers.worker import Worker, WorkerOptions
 from workers.worker.events import WorkerEvent, WorkerEventKind
 from workers.worker.handlers import Handler
 
@@ -84,7 +84,9 @@ async def _drain(queue: Queue, handlers: Mapping[str, Handler], states: tuple[Jo
 
     if not await _left(queue, states):
         return Drained(completed=0, errors=())
-    worker = Worker(queue.storage, handlers, concurrency=1, grace=timedelta(0), observers=[observe])
+    worker = Worker(
+        queue.storage, handlers, concurrency=1, observers=[observe], options=WorkerOptions(grace=timedelta(0))
+    )
     running = asyncio.create_task(worker.run())
     try:
         while await _left(queue, states) and not running.done():

@@ -107,9 +107,11 @@ class QueueTasks:
     def serde(self) -> Serde:
         return self._queue.payload_serde
 
-    async def enqueue(self, messages: Sequence[TaskMessage], options: EnqueueOptions) -> str | None:
+    async def enqueue(
+        self, messages: Sequence[TaskMessage], options: EnqueueOptions, connection: object | None = None
+    ) -> str | None:
         deduplication = _deduplication(options)
-        found = await self._queue.enqueue_many(
+        specs = [
             JobSpec(
                 id=message.id,
                 name=message.task,
@@ -124,7 +126,8 @@ class QueueTasks:
                 after_failure=options.after_failure,
             )
             for message in messages
-        )
+        ]
+        found = await self._queue.enqueue_many(specs, connection=connection)
         # The message's own id means that the storage repeated a call whose answer was lost: the jobs are stored.
         taken = found[0].id if found else None
         return None if taken is None or taken == messages[0].id else taken

@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, Unpack, overload
+from types import TracebackType
+from typing import Any, Concatenate, Final, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from workers.checks import MAX_ATTEMPTS, MAX_DELAY, as_duration, as_positive, check_text, new_id
+from workers.background import background
+from workers.checks import MAX_ATTEMPTS, as_duration, check_text, new_id
 from workers.crons import Missed
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
-from workers.jobs import AfterFailure, EnqueueStatus, JobRef
-from workers.jobs.job import as_jobs
+from workers.foreground import run_until_stopped, start_logging
+from workers.jobs import EnqueueStatus
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.limits import Limit
+from workers.middlewares import log_attempts
+from workers.options import QueueOptions
 from workers.queue import Queue
-from workers.retry import RetryPolicy, check_policy
+from workers.retry import BackoffFunction, RetryPolicy, check_policy, with_backoff
 from workers.serde import Encoded
-from workers.slices import in_slices
+from workers.slices import in_slices, sliced
 from workers.specs import Enqueued, JobSpec
-from workers.storage.base import ANY_NAME
+from workers.storage.base import ANY_NAME, Storage
+from workers.sync import SyncQueue
 from workers.tasks.arguments import takes_only_job
 from workers.tasks.declared import Task, Validate, validated
 from workers.tasks.in_memory import InMemory, queue_in_memory
 from workers.tasks.kv_deduplication import KvDeduplication
-from workers.tasks.queue import EnqueueOptions, QueueTasks, TaskMessage, TaskQueue
+from workers.tasks.options import CallOptions, TaskOptions
+from workers.tasks.queue import QueueTasks, TaskMessage, TaskQueue
 from workers.tasks.runs import TaskRuns, Times, no_data, recur
-from workers.tasks.typed import Declare, TaskOptions, TypedTask, typed_task
+from workers.tasks.typed import Declare, TypedTask, typed_task
+from workers.tasks.unique import TakenKey, Uniqueness, as_period, as_unique
 from workers.worker.handlers import Handler, Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 KV_PREFIX: Final = ("_federation", "task_deduplication")
+CONCURRENCY: Final = 10
+"""How many tasks run at a time where there was no queue that says so."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,7 +61,12 @@ class EnqueuedTasks:
 
 
 class Tasks:
-    """Tasks by name, and the queue they go to: a `Queue`, or any `TaskQueue`.
+    """Tasks by name, and the queue they go to: a storage's URL, a storage, a `Queue`, or any `TaskQueue`.
+
+    `app = Tasks("sqlite:///jobs.db")` is all that a program needs: `@app.task` declares, `await task.enqueue(...)` or
+    `task.sync.enqueue(...)` enqueues, `app.run()`, `async with app` or `python -m workers run module:app` works. The
+    tables of a file are made at the first use; in a server's database `python -m workers migrate module:app` makes
+    them. A `Queue` has more settings: `Tasks(Queue(url, concurrency=50))`.
 
     A `deduplication_key` belongs to its task: of several enqueues with one key, all but the first are skipped for
     `deduplication_ttl` from when the job becomes due, or as its `DeduplicationMode` says. A queue that deduplicates
@@ -75,7 +90,7 @@ class Tasks:
 
     def __init__(
         self,
-        queue: Queue | TaskQueue,
+        queue: Queue | Storage | TaskQueue | str,
         kv: KvStore | None = None,
         *,
         deduplication_ttl: timedelta | float = timedelta(hours=1),
@@ -83,22 +98,47 @@ class Tasks:
         kv_prefix: tuple[str, ...] = KV_PREFIX,
         retry: RetryPolicy | None = None,
     ) -> None:
-        deduplication_ttl = as_positive("deduplication_ttl", deduplication_ttl)
-        if deduplication_ttl > MAX_DELAY:
-            raise ValueError(f"deduplication_ttl is up to 100 years, not {deduplication_ttl!r}")
+        deduplication_ttl = as_period("deduplication_ttl", deduplication_ttl)
         check_policy("retry", retry)
         if deduplication_fallback not in ("open", "closed"):
             raise ValueError(f"deduplication_fallback is 'open' or 'closed', not {deduplication_fallback!r}")
         encode_key(kv_prefix)
-        self.queue = queue if isinstance(queue, Queue) else None
-        """The queue they go to, if it is one of this package."""
-        self._queue = QueueTasks(queue) if isinstance(queue, Queue) else queue
+        self._url = queue if isinstance(queue, str) else None
+        self._own, self._queue = _queues(queue, retry)
         self._marks = KvDeduplication(kv, kv_prefix) if writes_conditionally(kv) else None
         self._ttl = deduplication_ttl
         self._closed = deduplication_fallback == "closed"
         self._runs = TaskRuns(self._queue, retry or RetryPolicy())
         self._tasks: dict[str, Task] = {}
         self._memory: InMemory | None = None
+        self._plain: SyncQueue | None = None
+        self._entered: list[Queue] = []
+
+    @property
+    def queue(self) -> Queue:
+        """The queue they go to.
+
+        Raises:
+            Unsupported: it is none of this package.
+        """
+        if self._own is None:
+            raise Unsupported(
+                "these tasks go to a queue that is no workers.Queue: its own consumers run them, and it has no results"
+            )
+        return self._own
+
+    @property
+    def sync(self) -> SyncQueue:
+        """The queue for code without `async`: threads, scripts, Flask, Django; tasks have `task.sync.enqueue(...)`.
+
+        Of tasks that were given a URL it may be used beside the asynchronous calls. Otherwise it is the one queue
+        that there is, for one of them.
+        """
+        if self._memory is not None or self._url is None or self.queue.storage.capabilities.processes == "one":
+            return SyncQueue.over(self.queue)
+        if self._plain is None:
+            self._plain = SyncQueue(self._url, options=QueueOptions(limits=self.queue.limits))
+        return self._plain
 
     @overload
     def task(self, name: Callable[Concatenate[Job, P], Coroutine[Any, Any, R]], /) -> TypedTask[P, R]: ...
@@ -119,9 +159,11 @@ class Tasks:
         *,
         validate: Validate | None = None,
         retry: RetryPolicy | None = None,
+        backoff: BackoffFunction | None = None,
         lease: timedelta | None = None,
         timeout: timedelta | None = None,
         max_attempts: int | None = None,
+        unique: Uniqueness | None = None,
         rate: str | None = None,
         concurrency_per_key: int | None = None,
         key: str | None = None,
@@ -133,9 +175,11 @@ class Tasks:
         *,
         validate: Validate | None = None,
         retry: RetryPolicy | None = None,
+        backoff: BackoffFunction | None = None,
         lease: timedelta | None = None,
         timeout: timedelta | None = None,
         max_attempts: int | None = None,
+        unique: Uniqueness | None = None,
         rate: str | None = None,
         concurrency_per_key: int | None = None,
         key: str | None = None,
@@ -148,6 +192,10 @@ class Tasks:
         the data at enqueue, so that bad data is refused there. It is called again with the decoded data before each
         run, and what it returns then is `job.payload`. `retry`, `lease` and `timeout` are as for `Handler`. A
         `max_attempts` of None means the queue's, or 3 where the queue has none.
+
+        `backoff` says how long to wait after a failed attempt, by its number and its error: see `RetryPolicy`. `unique`
+        is a time in which the first of several enqueues with the same arguments counts, or True for as long as its job
+        has not ended; see `Unique`.
 
         `rate` (`"10/s"`) and `concurrency_per_key` limit the task: so many runs start in a time, and go on at once.
         With `key`, the name of an argument or of an entry of the data, they count for each of its values alone.
@@ -163,14 +211,15 @@ class Tasks:
         def declare(fn: Callable[..., Any]) -> Task:
             chosen = fn.__name__ if callable(name) or name is None else name
             self._check_declaration(chosen, validate, max_attempts)
+            once = as_unique(f"task {chosen!r}: unique", unique)
             is_handler = isinstance(name, str) and takes_only_job(fn)
-            make = partial(Handler, retry=retry, lease=lease, timeout=timeout)
+            make = partial(Handler, retry=with_backoff(retry, backoff), lease=lease, timeout=timeout)
             declared = (
-                Task(chosen, make(fn), validate, max_attempts, key)
+                Task(chosen, make(fn), validate, max_attempts, key, once)
                 if is_handler
-                else typed_task(chosen, fn, make, validate, max_attempts, key, self)
+                else typed_task(chosen, fn, make, validate, max_attempts, key, once, self)
             )
-            _check_key(declared)
+            _check_keys(declared)
             self._declare_limit(chosen, rate, concurrency_per_key, key)
             self._tasks[chosen] = declared
             return declared
@@ -213,7 +262,7 @@ class Tasks:
             task = own(fn)
             period = None if every is None else as_duration("every", every)
             times = Times(pattern=pattern, every=period, timezone=timezone, version=version, missed=missed)
-            recur(self.queue, task, self._queue.serde.dumps(no_data(task)), times)
+            recur(self._own, task, self._queue.serde.dumps(no_data(task)), times)
             return task
 
         return declare
@@ -227,9 +276,11 @@ class Tasks:
             limit = Limit(rate, concurrency=concurrency)
         except (ValueError, TypeError) as error:
             raise type(error)(f"task {name!r}: {error}") from None
-        if self.queue is None:
+        if self._own is None:
             raise Unsupported(f"task {name!r}: only a queue of this package keeps limits")
-        self.queue.declare_limits({name: limit})
+        for each in (self._own, self._plain):
+            if each is not None:
+                each.declare_limits({name: limit})
 
     def _check_declaration(self, name: str, validate: Validate | None, max_attempts: int | None) -> None:
         check_text("task name", name)
@@ -245,14 +296,17 @@ class Tasks:
     ) -> Coroutine[object, object, Enqueued]:
         """Queue one run of the task, or return `duplicate` with the id of the job that has the key.
 
-        It runs after the jobs with the ids `after` have ended; see `JobSpec`.
+        It runs after the jobs with the ids `after` have ended; see `JobSpec`. With `connection` it is part of that
+        transaction, see `Queue.enqueue`. `unique` replaces what the task was declared with. A `deduplication_key` of
+        the caller's own is taken for `deduplication_ttl`, by `deduplication_mode`; where these are missing, as the
+        task is unique.
 
         The steps are, in this order: what the queue and the store cannot do is refused, by the call itself, before
         anything is awaited; the data is validated and encoded; the key is claimed; the job is enqueued. So a failure
         leaves no mark; see `Tasks` for the exceptions.
 
         Raises:
-            Unsupported: a mode that the queue cannot keep, or jobs to follow where it lets none wait.
+            Unsupported: a mode that the queue cannot keep, or jobs to follow where it lets none wait, or a transaction.
             TypeError: no conditional writes while the fallback is `"closed"`; data the serde does not know.
             ValueError: data that cannot be encoded or that `validate` refuses, a bad key or delay, another's task.
             StorageUnavailable: the queue or the store did not answer.
@@ -260,72 +314,52 @@ class Tasks:
         return _only_one(self.enqueue_task_many(task, (data,), **options))
 
     def enqueue_task_many(
-        self,
-        task: Task,
-        items: Iterable[object],
-        *,
-        deduplication_key: str | None = None,
-        deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
-        delay: timedelta | float = timedelta(0),
-        priority: int = 0,
-        ordering_key: str | None = None,
-        after: Iterable[str | JobRef] = (),
-        after_failure: AfterFailure = AfterFailure.FAIL,
+        self, task: Task, items: Iterable[object], **options: Unpack[TaskOptions]
     ) -> Coroutine[object, object, EnqueuedTasks]:
         """Queue one run for each item, as by `enqueue_task`.
 
         Every item is validated and encoded before the first is enqueued. Without items nothing happens, and no key is
-        claimed.
+        claimed. A batch of a unique task is compared as a whole.
         """
         self._check_ours(task)
-        mode = DeduplicationMode(deduplication_mode)
-        self._refuse_unable(task, deduplication_key, mode)
-        after = as_jobs(after)
-        if after and not getattr(self._queue, "native_dependencies", False):  # a foreign queue need not know of it
-            raise Unsupported(f"task {task.name!r}: its queue lets no job follow others; leave `after` out")
-        if priority and not getattr(self._queue, "native_priorities", False):
-            raise Unsupported(f"task {task.name!r}: its queue has no priorities; leave `priority` out")
-        options = EnqueueOptions(
-            delay=as_duration("delay", delay),
-            priority=priority,
-            ordering_key=ordering_key,
-            after=after,
-            after_failure=after_failure,
-        )
-        scope = None if deduplication_key is None else _scope(task, deduplication_key)
-        return self._enqueue(task, items, options, scope, mode)
+        chosen = CallOptions(**options)
+        self._refuse_unable(task, chosen)
+        return self._enqueue(task, items, chosen)
 
-    async def _enqueue(
-        self,
-        task: Task,
-        items: Iterable[object],
-        options: EnqueueOptions,
-        scope: _Scope | None,
-        mode: DeduplicationMode,
-    ) -> EnqueuedTasks:
-        messages = await in_slices(lambda data: self._message(task, data, options.ordering_key), items)
+    def _refuse_unable(self, task: Task, chosen: CallOptions) -> None:
+        queue, name = self._queue, task.name
+        if chosen.after and not getattr(queue, "native_dependencies", False):  # a foreign queue need not know of it
+            raise Unsupported(f"task {name!r}: its queue lets no job follow others; leave `after` out")
+        if chosen.priority and not getattr(queue, "native_priorities", False):
+            raise Unsupported(f"task {name!r}: its queue has no priorities; leave `priority` out")
+        if chosen.connection is not None and self._own is None:
+            raise Unsupported(f"task {name!r}: only a queue of this package joins transactions; leave `connection` out")
+        mode = chosen.mode_of(task)
+        if mode is None or queue.native_deduplication:
+            return
+        if chosen.connection is not None:
+            raise Unsupported(f"task {name!r}: a mark in a store is no part of a transaction; leave the key out")
+        if mode is not DeduplicationMode.THROTTLE:
+            raise Unsupported(f"task {name!r}: deduplication by {mode.value} needs a queue that does it natively")
+        if self._marks is None and self._closed:
+            raise TypeError(
+                f"task {name!r}: a deduplication key needs a queue that deduplicates natively, or a KV store "
+                "with set_if_absent, compare_and_set and compare_and_delete"
+            )
+
+    async def _enqueue(self, task: Task, items: Iterable[object], chosen: CallOptions) -> EnqueuedTasks:
+        data = [each async for each in sliced(items)]
+        messages = await in_slices(lambda each: self._message(task, each, chosen.ordering_key), data)
         if not messages:
             return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=())
-        existing = await self._dispatch(messages, options, scope, mode)
+        existing = await self._dispatch(messages, chosen, chosen.key(task, data, self._ttl))
         if self._memory is not None:
             await self._memory.note_enqueue()
         if existing is not None:
             return EnqueuedTasks(status=EnqueueStatus.DUPLICATE, ids=(existing,))
         return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=tuple(message.id for message in messages))
 
-    def spec(
-        self,
-        task: Task,
-        data: object,
-        *,
-        deduplication_key: str | None = None,
-        deduplication_mode: DeduplicationMode = DeduplicationMode.THROTTLE,
-        delay: timedelta | float = timedelta(0),
-        priority: int = 0,
-        ordering_key: str | None = None,
-        after: Iterable[str | JobRef] = (),
-        after_failure: AfterFailure = AfterFailure.FAIL,
-    ) -> JobSpec:
+    def spec(self, task: Task, data: object, **options: Unpack[TaskOptions]) -> JobSpec:
         """Return one run of the task as a job for `Queue.enqueue_many`, which may join the caller's transaction.
 
         The key is the one that `enqueue_task` would take. Specs of one call that share a key are queued or skipped
@@ -333,28 +367,30 @@ class Tasks:
 
         Raises:
             Unsupported: a deduplication key, but the queue keeps none: a mark is no part of a job.
-            TypeError, ValueError: as `enqueue_task`.
+            TypeError, ValueError: as `enqueue_task`; a `connection`, which goes to `enqueue_many`.
         """
         self._check_ours(task)
-        mode = DeduplicationMode(deduplication_mode)
-        if deduplication_key is not None and not self._queue.native_deduplication:
+        chosen = CallOptions(**options)
+        if chosen.connection is not None:
+            raise TypeError(f"task {task.name!r}: give the connection to `enqueue_many`, with this job")
+        if chosen.mode_of(task) is not None and not self._queue.native_deduplication:
             raise Unsupported(
                 f"task {task.name!r}: a deduplication key in a job needs a queue that deduplicates natively; "
                 "leave it out, or use enqueue_task without a transaction"
             )
-        deduplication = None if deduplication_key is None else self._deduplication(task, deduplication_key, mode)
-        message = self._message(task, data, ordering_key)
+        message = self._message(task, data, chosen.ordering_key)
+        key = chosen.key(task, [data], self._ttl)
         return JobSpec(
             name=task.name,
             payload=Encoded(message.payload),
             limit_key=message.limit_key,
-            delay=delay,
-            priority=priority,
+            delay=chosen.delay,
+            priority=chosen.priority,
             max_attempts=task.max_attempts,
-            ordering_key=ordering_key,
-            deduplication=deduplication,
-            after=after,
-            after_failure=after_failure,
+            ordering_key=chosen.ordering_key,
+            deduplication=None if key is None else Deduplication(key=key.text, mode=key.mode, ttl=key.lasting),
+            after=chosen.after,
+            after_failure=chosen.after_failure,
         )
 
     def check(self, name: str, data: object) -> None:
@@ -380,21 +416,60 @@ class Tasks:
 
         Otherwise `await memory.drain()` runs it. Nothing reaches the queue, and no store has keys.
         """
-        before = self.queue, self._queue
+        before = self._own, self._queue
         queue = queue_in_memory()
-        self.queue, self._queue = queue, QueueTasks(queue)
+        self._own, self._queue = queue, QueueTasks(queue)
         self._memory = InMemory(queue, self.handlers, eager=eager)
         try:
             yield self._memory
         finally:
-            self.queue, self._queue = before
+            self._own, self._queue = before
             self._memory = None
 
-    def working_queue(self) -> Queue | None:
-        """Return `queue` with these tasks as its handlers, unless others were chosen; None for another's queue."""
-        if self.queue is not None and not self.queue.has_handlers:
+    def working_queue(self) -> Queue:
+        """Return `queue` with these tasks as its handlers, unless others were chosen.
+
+        Raises:
+            Unsupported: it is none of this package.
+        """
+        if not self.queue.has_handlers:
             self.queue.execute(self.handlers())
         return self.queue
+
+    def run(self, *, concurrency: int | None = None, grace: timedelta | float | None = None) -> None:
+        """Run a worker until SIGTERM or Ctrl-C, which lets tasks finish for `grace`; a second one does not.
+
+        It logs to stderr, unless the program logs already. `python -m workers run module:app` does the same, and more.
+
+        Raises:
+            StorageError: the storage is not fit for use.
+        """
+        start_logging()
+        asyncio.run(self._work(concurrency, grace))
+
+    async def _work(self, concurrency: int | None, grace: timedelta | float | None) -> None:
+        queue = self.working_queue()
+        await queue.make_tables()
+        await run_until_stopped([queue.worker(concurrency=concurrency, grace=grace, middlewares=[log_attempts])])
+
+    async def __aenter__(self) -> Self:
+        """Run a worker beside whatever the block does, which may enqueue to it."""
+        queue = self.working_queue()
+        await queue.start()
+        self._entered.append(queue)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._entered.pop().stop()
+
+    def enqueue_plain(self, specs: Sequence[JobSpec], connection: object | None = None) -> list[Enqueued]:
+        """Enqueue specs of tasks from code without `async`; see `workers.sync.Queue.enqueue_many`."""
+        found = self.sync.enqueue_many(specs, connection=connection)
+        if self._memory is not None:
+            background.run(self._memory.note_enqueue)
+        return found
 
     async def process(self, message: TaskMessage) -> None:
         """Run the task of a foreign queue's message; for that queue's consumer to call.
@@ -409,24 +484,9 @@ class Tasks:
         """
         await self._runs.run(message, self.handlers())
 
-    def _deduplication(self, task: Task, key: str, mode: DeduplicationMode) -> Deduplication:
-        ttl = None if mode is DeduplicationMode.SIMPLE else self._ttl
-        return Deduplication(key=encode_key(_scope(task, key)), mode=mode, ttl=ttl)
-
     def _check_ours(self, task: Task) -> None:
         if self._tasks.get(task.name) is not task:
             raise ValueError(f"task {task.name!r} was declared elsewhere; enqueue it there")
-
-    def _refuse_unable(self, task: Task, key: str | None, mode: DeduplicationMode) -> None:
-        if key is None or self._queue.native_deduplication:
-            return
-        if mode is not DeduplicationMode.THROTTLE:
-            raise Unsupported(f"task {task.name!r}: deduplication by {mode.value} needs a queue that does it natively")
-        if self._marks is None and self._closed:
-            raise TypeError(
-                f"task {task.name!r}: a deduplication key needs a queue that deduplicates natively, or a KV store "
-                "with set_if_absent, compare_and_set and compare_and_delete"
-            )
 
     def _message(self, task: Task, data: object, ordering_key: str | None) -> TaskMessage:
         if task.validate is not None:
@@ -440,27 +500,36 @@ class Tasks:
             limit_key=task.limit_key(data),
         )
 
-    async def _dispatch(
-        self, messages: list[TaskMessage], options: EnqueueOptions, scope: _Scope | None, mode: DeduplicationMode
-    ) -> str | None:
+    async def _dispatch(self, messages: list[TaskMessage], chosen: CallOptions, key: TakenKey | None) -> str | None:
         """Enqueue the messages and return None, or return the id of the job that has the key already."""
-        if scope is None:
-            return await self._queue.enqueue(messages, options)
-        ttl = options.delay + self._ttl
+        enqueue = partial(self._queue.enqueue, messages)
+        if chosen.connection is not None and isinstance(self._queue, QueueTasks):
+            enqueue = partial(self._queue.enqueue, messages, connection=chosen.connection)
+        if key is None:
+            return await enqueue(chosen.for_queue())
         if self._queue.native_deduplication:
-            kept = None if mode is DeduplicationMode.SIMPLE else ttl
-            native = replace(
-                options, deduplication_key=encode_key(scope), deduplication_mode=mode, deduplication_ttl=kept
-            )
-            return await self._queue.enqueue(messages, native)
-        enqueue = partial(self._queue.enqueue, messages, options)
+            return await enqueue(chosen.for_queue(key))
         if self._marks is None:
             _LOG.debug("task %r is enqueued without deduplication: no store writes conditionally", messages[0].task)
-            return await enqueue()
-        return await self._marks.once(scope, messages[0].id, ttl, enqueue)
+            return await enqueue(chosen.for_queue())
+        marked = partial(enqueue, chosen.for_queue())
+        return await self._marks.once(key.scope, messages[0].id, as_duration("delay", chosen.delay) + key.ttl, marked)
 
 
-_Scope: TypeAlias = tuple[str, str]
+def _queues(given: Queue | Storage | TaskQueue | str, retry: RetryPolicy | None) -> tuple[Queue | None, TaskQueue]:
+    """Return our queue, if it is one, and how tasks see it.
+
+    Raises:
+        TypeError: it is no queue.
+    """
+    if hasattr(given, "native_retrial"):
+        return None, cast(TaskQueue, given)
+    if isinstance(given, str) or hasattr(given, "capabilities"):
+        options = QueueOptions(retry=retry, makes_tables=True)
+        given = Queue(cast("Storage | str", given), concurrency=CONCURRENCY, options=options)
+    if not isinstance(given, Queue):
+        raise TypeError(f"tasks go to a URL, a storage or a queue, not to {given!r}")
+    return given, QueueTasks(given)
 
 
 async def _only_one(enqueuing: Coroutine[object, object, EnqueuedTasks]) -> Enqueued:
@@ -468,17 +537,11 @@ async def _only_one(enqueuing: Coroutine[object, object, EnqueuedTasks]) -> Enqu
     return Enqueued(id=batch.ids[0], status=batch.status)
 
 
-def _check_key(task: Task) -> None:
-    if task.key is not None and isinstance(task, TypedTask) and task.key not in task.arguments.names:
-        known = ", ".join(task.arguments.names) or "none"
-        raise ValueError(f"task {task.name!r}: its key {task.key!r} is none of its arguments, which are: {known}")
-
-
-def _scope(task: Task, key: str) -> _Scope:
-    """Return the key as one of its task alone."""
-    if not isinstance(key, str):
-        raise TypeError(f"task {task.name!r}: a deduplication key is a text, not {type(key).__name__}")
-    check_text("deduplication key", key)
-    scope = (task.name, key)
-    check_text("deduplication key, its task's name and escapes included,", encode_key(scope))
-    return scope
+def _check_keys(task: Task) -> None:
+    if not isinstance(task, TypedTask):
+        return
+    named = (() if task.key is None else (task.key,)) + tuple(() if task.unique is None else task.unique.keys)
+    for key in named:
+        if key not in task.arguments.names:
+            known = ", ".join(task.arguments.names) or "none"
+            raise ValueError(f"task {task.name!r}: its key {key!r} is none of its arguments, which are: {known}")

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from workers.checks import new_id
-from workers.deduplication import DeduplicationMode
-from workers.errors import Unsupported
-from workers.jobs import AfterFailure, EnqueueStatus, JobRef
+from workers.jobs import EnqueueStatus
 from workers.queue import Queue
 from workers.specs import Enqueued, JobSpec
+from workers.sync import SyncQueue
 from workers.tasks.arguments import Arguments
 from workers.tasks.declared import Task, Validate
+from workers.tasks.options import TaskOptions
+from workers.tasks.unique import Unique
 from workers.worker.attempt import invoke
 from workers.worker.handlers import Handler, HandlerFunction, Job
 
@@ -23,27 +24,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class TaskOptions(TypedDict, total=False):
-    """The options of an enqueue of a task; see `Tasks.enqueue_task`."""
-
-    delay: timedelta | float
-    priority: int
-    deduplication_key: str | None
-    deduplication_mode: DeduplicationMode
-    ordering_key: str | None
-    after: Iterable[str | JobRef]
-    after_failure: AfterFailure
-
-
 class Owner(Protocol):
     """The `Tasks` that a task was declared with."""
 
     @property
-    def queue(self) -> Queue | None: ...
+    def queue(self) -> Queue: ...
+
+    @property
+    def sync(self) -> SyncQueue: ...
 
     async def enqueue_task(self, task: Task, data: object, **options: Unpack[TaskOptions]) -> Enqueued: ...
 
     def spec(self, task: Task, data: object, **options: Unpack[TaskOptions]) -> JobSpec: ...
+
+    def enqueue_plain(self, specs: Sequence[JobSpec], connection: object | None) -> list[Enqueued]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +56,22 @@ class EnqueuedTask(Generic[R]):
             JobFailedError, JobCancelledError, JobTimeoutError, JobGoneError: see `Queue.enqueue_and_wait`.
             Unsupported: the tasks' queue is none of this package, and has no results.
         """
-        queue = self.owner.queue
-        if queue is None:
-            raise Unsupported("only a queue of this package has results")
-        result = await queue.wait_for_job_chain_completion(self.id, timeout)
-        codec = self.arguments.result
-        return cast(R, result if codec is None else codec.load(result))
+        result = await self.owner.queue.wait_for_job_chain_completion(self.id, timeout)
+        return cast(R, self.arguments.loaded(result))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncEnqueuedTask(Generic[R]):
+    """The same, for code without `async`."""
+
+    id: str
+    status: EnqueueStatus
+    owner: Owner = field(repr=False)
+    arguments: Arguments = field(repr=False)
+
+    def result(self, timeout: timedelta | float = timedelta(seconds=30)) -> R:
+        """See `EnqueuedTask.result`; the calling thread waits."""
+        return cast(R, self.arguments.loaded(self.owner.sync.wait_for_job_chain_completion(self.id, timeout)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,14 +91,32 @@ class TypedTask(Task, Generic[P, R]):
         """The function as it was declared."""
         return cast(HandlerFunction, self.arguments.function)
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedTask[R]:
-        """Check the arguments, and queue one run with them.
+    @overload
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedTask[R]: ...
+
+    @overload
+    async def enqueue(self, *args: Any, connection: object, **kwargs: Any) -> EnqueuedTask[R]: ...
+
+    async def enqueue(self, *args: Any, **kwargs: Any) -> EnqueuedTask[R]:
+        """Check the arguments, and queue one run with them; `connection` joins that transaction, see `Queue.enqueue`.
+
+        A type checker takes any arguments beside a `connection`; `options(connection=...).enqueue(...)` lets it check
+        them. If the function has an argument of that name, it is that argument.
 
         Raises:
             TypeError, ValueError: arguments that do not fit; nothing was stored.
+            StorageError: the connection is one of another database.
             StorageUnavailable: the queue did not answer.
         """
-        return await self.options().enqueue(*args, **kwargs)
+        return await self._call(kwargs).enqueue(*args, **kwargs)
+
+    @property
+    def sync(self) -> SyncTask[P, R]:
+        """The same for code without `async`: `welcome.sync.enqueue(1, connection=session)`."""
+        return SyncTask(self, {})
+
+    def _call(self, kwargs: dict[str, Any]) -> TaskCall[P, R]:  # Any: the arguments of any function
+        return TaskCall(self, taken_from(kwargs, self.arguments))
 
     def options(self, **options: Unpack[TaskOptions]) -> TaskCall[P, R]:
         """Return the same with these options: `await digest.options(delay=timedelta(hours=1)).enqueue(user_id=3)`."""
@@ -110,8 +132,7 @@ class TypedTask(Task, Generic[P, R]):
         payload = self.arguments.decoded(self.arguments.encoded(*args, **kwargs))
         job = Job(id=new_id(), name=self.name, payload=payload, attempt=1, max_attempts=1, created_at=datetime.now(UTC))
         result = await invoke(self.handler.fn, job)
-        codec = self.arguments.result
-        return cast(R, result if codec is None else codec.load(result))
+        return cast(R, self.arguments.loaded(result))
 
 
 class TaskCall(Generic[P, R]):
@@ -127,6 +148,11 @@ class TaskCall(Generic[P, R]):
         done = await task.owner.enqueue_task(task, encoded(task, *args, **kwargs), **self._options)
         return EnqueuedTask(id=done.id, status=done.status, owner=task.owner, arguments=task.arguments)
 
+    @property
+    def sync(self) -> SyncTask[P, R]:
+        """The same for code without `async`."""
+        return SyncTask(self._task, self._options)
+
     def spec(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
         """Return one run as a job for `Queue.enqueue_many`, which may join the caller's transaction.
 
@@ -134,6 +160,40 @@ class TaskCall(Generic[P, R]):
             TypeError, ValueError, Unsupported: see `Tasks.spec`.
         """
         return self._task.owner.spec(self._task, encoded(self._task, *args, **kwargs), **self._options)
+
+
+class SyncTask(Generic[P, R]):
+    """A typed task for code without `async`, from any thread; see `workers.sync`."""
+
+    def __init__(self, task: TypedTask[P, R], options: TaskOptions) -> None:
+        self._task = task
+        self._options = options
+
+    @overload
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncEnqueuedTask[R]: ...
+
+    @overload
+    def enqueue(self, *args: Any, connection: object, **kwargs: Any) -> SyncEnqueuedTask[R]: ...
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> SyncEnqueuedTask[R]:
+        """See `TypedTask.enqueue`; `connection` is one that `workers.sync.Queue.enqueue` takes.
+
+        Raises:
+            Unsupported: a deduplication key on a queue that keeps none.
+        """
+        task = self._task
+        options = TaskOptions(**{**self._options, **taken_from(kwargs, task.arguments)})
+        connection = options.pop("connection", None)
+        spec = task.owner.spec(task, encoded(task, *args, **kwargs), **options)
+        [done] = task.owner.enqueue_plain([spec], connection)
+        return SyncEnqueuedTask(id=done.id, status=done.status, owner=task.owner, arguments=task.arguments)
+
+
+def taken_from(kwargs: dict[str, Any], arguments: Arguments) -> TaskOptions:  # Any: the arguments of any function
+    """Take the caller's `connection` out of the arguments, unless it is one of them."""
+    if "connection" not in kwargs or "connection" in arguments.names:
+        return {}
+    return {"connection": kwargs.pop("connection")}
 
 
 def encoded(task: TypedTask[P, R], *args: P.args, **kwargs: P.kwargs) -> dict[str, object]:
@@ -178,6 +238,7 @@ def typed_task(
     validate: Validate | None,
     max_attempts: int | None,
     key: str | None,
+    unique: Unique | None,
     owner: Owner,
 ) -> Task:
     """Return the function as a task of `owner`; `make` makes its handler.
@@ -192,7 +253,7 @@ def typed_task(
     except TypeError as error:
         raise TypeError(f"task {name!r}: {error}") from None
     task: TypedTask[..., object] = TypedTask(
-        name, make(as_handler(arguments)), arguments.decoded, max_attempts, key, owner, arguments
+        name, make(as_handler(arguments)), arguments.decoded, max_attempts, key, unique, owner, arguments
     )
     return task
 

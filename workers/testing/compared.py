@@ -31,6 +31,7 @@ def compare_record(found: JobRecord, job: ExpectedJob) -> None:
     completed = job.state is JobState.COMPLETED
     assert found.payload == job.new.payload or (completed and found.payload is None), f"{found.status.id!r}: {found}"
     assert found.result == (job.result if completed else None)
+    assert found.meta == job.new.meta
     failures = tuple(one.attempt for one in found.failures)
     assert failures == job.failures[-FAILURES_KEPT:] or (completed and not failures), f"{found.status.id!r}: {failures}"
 

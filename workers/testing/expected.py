@@ -251,8 +251,9 @@ class ExpectedQueue:
         assert lease is not None
         job.attempts += 1
         job.token, job.settled_by, job.worker_id, job.deadline = claim.token, None, worker_id, self.now + lease
-        expected = (job.new.name, job.new.payload, job.attempts, job.new.max_attempts, worker_id, lease)
-        told = (claim.name, claim.payload, claim.attempt, claim.max_attempts, claim.worker_id, claim.lease)
+        new = job.new
+        expected = (new.name, new.payload, new.meta, job.attempts, new.max_attempts, worker_id, lease)
+        told = (claim.name, claim.payload, claim.meta, claim.attempt, claim.max_attempts, claim.worker_id, claim.lease)
         assert told == expected
 
     # While a job is held

@@ -147,6 +147,7 @@ class StorageMachine(RuleBasedStateMachine):
             priority=self.allowed_priority(kind.priority),
             **self.kept(kind.keys)._asdict(),
             max_attempts=kind.max_attempts,
+            meta={"number": str(self.payloads)} if self.payloads % 3 == 0 else {},
         )
 
     def allowed_priority(self, priority: int) -> int:

@@ -66,8 +66,8 @@ def _delay(claim: Claim, error: BaseException, policy: RetryPolicy, now: datetim
         if error.at is not None:
             return max(error.at - now, timedelta(0))
         if error.at_least is not None:
-            return max(error.at_least, policy.delay(claim.attempt))
-    return policy.delay(claim.attempt)
+            return max(error.at_least, policy.delay(claim.attempt, error))
+    return policy.delay(claim.attempt, error)
 
 
 MOST_TOLD: Final = 100
@@ -85,7 +85,7 @@ class NamedBackoffs:
         """Return how long to wait after this attempt, always; None, told once, for a name that says nothing here."""
         strategy = self._strategies.get(named.type)
         if strategy is None:
-            self._tell(named.type, "is not known to this worker; see Worker(backoffs=...)")
+            self._tell(named.type, "is not known to this worker; see WorkerOptions(backoffs=...)")
             return None
         try:
             delay = max(strategy(attempt, named.delay), timedelta(0))
@@ -161,4 +161,4 @@ def _record_of(claim: Claim, settlement: Failed) -> JobRecord:
         chain_index=claim.chain_index,
         last_error=settlement.error,
     )
-    return JobRecord(status=status, payload=claim.payload)
+    return JobRecord(status=status, payload=claim.payload, meta=claim.meta)

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from workers.checks import as_lease, as_positive, check_callable
 from workers.ends import EndedJob
@@ -151,17 +151,19 @@ class Job:
     """What a handler gets: the job, its decoded payload, and the number of this attempt (the first is 1).
 
     `chain_index` is the number of this link of the job's chain; the first is 0. `last_error` is the error of the last
-    attempt at this link that failed, counted or not; a worker that vanished leaves none.
+    attempt at this link that failed, counted or not; a worker that vanished leaves none. `meta` is what was enqueued
+    with the job; see `JobSpec`.
     """
 
     id: str
     name: str
-    payload: object = field(repr=False)
+    payload: Any = field(repr=False)  # Any: what was enqueued; a task's arguments have types
     attempt: int
     max_attempts: int
     created_at: datetime
     chain_index: int = 0
     last_error: ErrorInfo | None = field(default=None, repr=False)
+    meta: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     signal: Signal = field(default_factory=Signal)
     run: Run = field(default=_NO_RUN, repr=False, compare=False)
 
@@ -429,4 +431,5 @@ def make_job(claim: Claim, payload: object, signal: Signal, run: Run = _NO_RUN) 
         created_at=claim.created_at,
         chain_index=claim.chain_index,
         last_error=claim.last_error,
+        meta=claim.meta,
     )

@@ -17,14 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
-from workers.checks import MAX_ATTEMPTS, as_duration, as_lease, as_positive, check_text, check_whole
+from workers.checks import as_duration, as_lease, as_positive
 from workers.clock import monotonic
 from workers.crons import Cron
 from workers.details import JobReader
@@ -44,17 +43,17 @@ from workers.jobs import (
     Suspended,
     new_worker_id,
 )
-from workers.retry import Backoff, BackoffStrategy, RetryPolicy, check_policy
-from workers.serde import JsonSerde, Serde
+from workers.retry import Backoff, RetryPolicy
 from workers.storage.base import ANY_NAME, FlowStorage, Storage
 from workers.worker.attempt import Attempt, Ending, Runner
 from workers.worker.cancels import CancelListener
 from workers.worker.events import Emitter, Observer, ProgressReporter, WorkerEventKind
 from workers.worker.exchanges import Appetite, Exchanges, Settler, Slots, check_slots
 from workers.worker.failures import FailedJobs, NamedBackoffs, OnFailed
-from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, Middleware, SignalReason
+from workers.worker.handlers import Handler, HandlerFunction, HandlerTable, SignalReason
 from workers.worker.leases import LeaseKeeper
 from workers.worker.maintenance import Reaper, SetAsideReporter, Ticker
+from workers.worker.options import NotReady, WorkerOptions
 from workers.worker.relatives import OwnChildren, Predecessors
 from workers.worker.shutdown import Stop, all_done, cancel_all, first_failure, take_leave
 from workers.worker.startup_checks import UnservedNames, connect_if_fit
@@ -67,23 +66,17 @@ FORCED_STOP_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 
-NotReady: TypeAlias = Callable[[], Coroutine[object, object, None] | None]
-
 
 class Worker:
     """Runs `handlers` on one queue, `concurrency` jobs at a time.
 
     `handlers` maps a job name to a function or `Handler`; `"*"` catches all other names. While the ends of some jobs
-    are being stored, the next ones run in their slots, unless there is only one. Up to `overtime` (default 0)
-    attempts may run in addition, see `Job.leave_slot`. `not_ready` is called before each claim. It returns None, or
-    something to await before anything is claimed, such as the return of a database that all handlers need. Leases
-    (default 30 s) are renewed after a third of their time; the reaper runs every half of the default lease, and more
-    often where `capabilities.recovery_interval` says so. A failed attempt is repeated by the job's own back-off, else
-    the handler's, else `retry`. `backoffs` maps the names of custom back-offs of Node's jobs to functions of the
-    attempt and the job's delay. `poll_interval` bounds how long an idle worker relies on the storage to wake it; more
-    than a minute counts as one, so that lists of workers tell idle ones from dead ones. `on_failed` is called with each
-    job that fails for good here, see `OnFailed`. `crons` are stored at the start; every worker ticks whatever recurs in
-    the queue.
+    are being stored, the next ones run in their slots, unless there is only one. Leases (default 30 s) are renewed
+    after a third of their time; the reaper runs every half of the default lease, and more often where
+    `capabilities.recovery_interval` says so. `observers` hear what it does. What else can be set is in `options`.
+
+    Raises:
+        ValueError, TypeError: a setting out of its range, or of another kind, by its name.
     """
 
     def __init__(
@@ -91,52 +84,37 @@ class Worker:
         storage: Storage,
         handlers: Mapping[str, HandlerFunction | Handler],
         *,
-        worker_id: str | None = None,
         concurrency: int = 10,
-        overtime: int = 0,
-        not_ready: NotReady = lambda: None,
         lease: timedelta | float = timedelta(seconds=30),
-        retry: RetryPolicy | None = None,
-        backoffs: Mapping[str, BackoffStrategy] = MappingProxyType({}),
-        poll_interval: timedelta | float = timedelta(seconds=60),
-        grace: timedelta | float = timedelta(seconds=20),
-        max_stalls: int = 3,
-        middlewares: Sequence[Middleware] = (),
         observers: Iterable[Observer] = (),
-        on_failed: OnFailed | None = None,
-        payload_serde: Serde | None = None,
-        result_serde: Serde | None = None,
-        crons: Iterable[Cron] = (),
+        options: WorkerOptions = WorkerOptions(),  # noqa: B008 - it is frozen
     ) -> None:
-        check_slots(concurrency, overtime)
-        check_policy("retry", retry)
-        check_whole("max_stalls", max_stalls, 0, MAX_ATTEMPTS)
-        lease, self._poll_interval = as_lease("lease", lease), as_positive("poll_interval", poll_interval)
-        self._grace = as_duration("grace", grace)
-        self.worker_id = new_worker_id() if worker_id is None else worker_id
-        check_text("worker id", self.worker_id)
+        check_slots(concurrency, options.overtime)
+        lease, self._poll_interval = as_lease("lease", lease), as_positive("poll_interval", options.poll_interval)
+        self._grace = as_duration("grace", options.grace)
+        self.worker_id = new_worker_id() if options.worker_id is None else options.worker_id
         self._storage = storage
         self._concurrency = concurrency
-        self._not_ready = not_ready
+        self._not_ready: NotReady = options.not_ready or (lambda: None)
         self._stop = Stop()
         self._events = Emitter(tuple(observers), queue=storage.queue, worker_id=self.worker_id)
         self._runner = Runner(
             handlers=HandlerTable(handlers),
-            retry=retry or RetryPolicy(),
-            payload_serde=payload_serde or JsonSerde(),
-            result_serde=result_serde or JsonSerde(),
-            middlewares=tuple(middlewares),
-            named_backoffs=NamedBackoffs(backoffs),
+            retry=options.retry or RetryPolicy(),
+            payload_serde=options.payload_serde,
+            result_serde=options.result_serde,
+            middlewares=tuple(options.middlewares),
+            named_backoffs=NamedBackoffs(options.backoffs),
         )
         self._wanted = self._runner.handlers.leases(lease, every_name=not storage.capabilities.name_filter)
-        self._slots = Slots(concurrency, overtime)
+        self._slots = Slots(concurrency, options.overtime)
         self._attempts: dict[str, Attempt] = {}  # by token
         self._linger = 0.0  # how long the last claim took
         self._found_all = False  # whether the last claim took all due jobs, and none was given back since
         self._gave_up = False  # whether jobs stay claimed after the end
         self._idle = True  # whether the queue was reported as drained, and nothing was claimed since
-        self._attend_attempts(on_failed)
-        self._attend_queue(lease, max_stalls, on_failed, tuple(crons))
+        self._attend_attempts(options.on_failed)
+        self._attend_queue(lease, options.max_stalls, options.on_failed, tuple(options.crons))
 
     def _attend_attempts(self, on_failed: OnFailed | None) -> None:
         """Make what the attempts need as long as any of them lives."""

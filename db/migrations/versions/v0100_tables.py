@@ -90,6 +90,7 @@ def _extend_delivery_jobs() -> None:
             sa.Column("holds", sa.Integer, nullable=False, server_default=sa.text("0")),
             sa.Column("suspect", sa.Integer),
             sa.Column("alone", sa.Integer, nullable=False, server_default=sa.text("0")),
+            sa.Column("trace", sa.Text),
         ),
     )
     _partial(f"{table}_payload_id_idx", table, ["payload_id"], "payload_id IS NOT NULL")

@@ -227,7 +227,10 @@ async def health_events(database: Database, url: str, *, limit: int = 5) -> Sequ
 
 
 async def scorecards(database: Database, urls: Sequence[str], *, window_days: int = 7) -> dict[str, Scorecard]:
-    """Return the latest scorecards of these servers. Before the analytics have run there are none."""
+    """Return the latest scorecards of these servers. Before the analytics have run there are none.
+
+    The advice is the same in all windows of a server.
+    """
     columns = (getattr(ServerScorecard, column.name) for column in fields(Scorecard))
     query = select(col(ServerScorecard.server_url), *columns).where(
         col(ServerScorecard.server_url).in_(urls), col(ServerScorecard.window_days) == window_days
@@ -296,7 +299,8 @@ async def count_follows(database: Database, url: str) -> int:
 async def accept_key(database: Database, url: str, *, order: Order | None = None) -> bool:
     """Note that the keys that are registered for a server are its own. Return False if it is not in the registry.
 
-    The analytics report them no longer as shared or changed. Keys that it gets later are judged anew.
+    The analytics report them no longer as shared, changed or not shown. Keys that it gets later are judged anew, and so
+    is what is signed with others later.
     """
     keys = select(col(Server.public_key), col(Server.encryption_public_key)).where(col(Server.url) == url)
     async with database.transaction() as session:

@@ -64,22 +64,22 @@ def replace_directory(fresh: Path, place: Path) -> None:
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     for file in fresh.rglob("*"):
-        _sync(file)
+        sync(file)
     if not place.exists():
         fresh.rename(place)
     elif not _exchange(fresh, place):
         old = fresh.with_name(fresh.name + _OLD)
         place.rename(old)
         fresh.rename(place)
-    _sync(place.parent)
+    sync(place.parent)
 
 
 def replace_file(fresh: Path, place: Path) -> None:
     """Replace `place` by `fresh`, in one step."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    _sync(fresh)
+    sync(fresh)
     fresh.replace(place)
-    _sync(place.parent)
+    sync(place.parent)
 
 
 def write_file(text: str, place: Path) -> Path:
@@ -113,7 +113,7 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make sure that the file survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

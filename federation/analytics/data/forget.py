@@ -6,7 +6,9 @@ Rows about the server go. Rows about others that were sent through it stay, with
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow
@@ -17,10 +19,7 @@ from federation.analytics.data.directories import STAGING, replace_file, staging
 from federation.analytics.data.snapshots import Snapshot
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from federation.analytics.data.snapshots import Place
-    from federation.analytics.data.stored_files import DataFile
 
 FORGOTTEN: Final = "https://forgotten.invalid"
 """What stands for a relay that is forgotten: RFC 2606 has this name for nobody."""
@@ -66,35 +65,24 @@ def forget(out: Place, url: str) -> Forgotten:
 def _forget_stored(out: Snapshot, url: str) -> Forgotten:
     """Put files without the server in the place of those that name it, and commit that."""
     changed = rows = 0
-    for partition in out.partitions():
-        kept = []
-        for file in out.files(partition):
-            with out.open(file) as read:
-                fresh = _copied(out, partition, read, url) if _is_named(read, url) else file
-            if fresh is not file:
-                changed, rows = changed + 1, rows + file.rows - fresh.rows
-            if fresh.rows:
-                kept.append(fresh)
-        out.place({partition: kept})
+    with tempfile.TemporaryDirectory(prefix="fd-forget-") as directory:
+        read, written = Path(directory, "read"), Path(directory, "written")
+        for partition in out.partitions():
+            kept = []
+            for file in out.files(partition):
+                out.fetch(file, read)
+                gone, differs = _without(read, written, url)
+                if differs:
+                    changed, rows = changed + 1, rows + gone
+                if gone < file.rows:
+                    kept.append(out.send(written, partition) if differs else file)
+            out.place({partition: kept})
     if changed:
         out.commit()
     return Forgotten(files=changed, rows=rows)
 
 
-def _is_named(file: pyarrow.NativeFile, url: str) -> bool:
-    with pyarrow.parquet.ParquetFile(file) as read:
-        return any(_changes(batch, url) for batch in read.iter_batches())
-
-
-def _copied(out: Snapshot, partition: str, file: pyarrow.NativeFile, url: str) -> DataFile:
-    """Write the file without the server to another one."""
-    with out.writing(partition) as (name, output):
-        _without(file, output, url)
-        size = output.tell()
-    return out.described(name, size)
-
-
-def _without(file: Path | pyarrow.NativeFile, target: Path | pyarrow.NativeFile, url: str) -> tuple[int, bool]:
+def _without(file: Path, target: Path, url: str) -> tuple[int, bool]:
     """Write the file without the server. Return how many rows it lacks, and whether it differs."""
     gone, changed = 0, False
     with pyarrow.parquet.ParquetFile(file) as read:
@@ -106,10 +94,6 @@ def _without(file: Path | pyarrow.NativeFile, target: Path | pyarrow.NativeFile,
                 changed = changed or not fresh.equals(batch)
                 written.write_batch(fresh)
     return gone, changed
-
-
-def _changes(batch: pyarrow.RecordBatch, url: str) -> bool:
-    return not _forgetful(batch, url).equals(batch)
 
 
 def _forgetful(batch: pyarrow.RecordBatch, url: str) -> pyarrow.RecordBatch:

@@ -9,7 +9,6 @@ files they are: see `snapshots`.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +18,7 @@ from pyspark.sql.types import StructType
 from federation.analytics import frames
 from federation.analytics.data.directories import write_file
 from federation.analytics.data.snapshots import Snapshot
+from federation.analytics.data.spark_files import literal
 from federation.analytics.data.stored_files import UNKNOWN
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from federation.analytics.data.snapshots import Place
-
-_PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
 
 DATA_FILE: Final = "data.parquet"
 
@@ -87,7 +85,7 @@ def local(path: Path) -> str:
 
 def readable(path: Path) -> str:
     """Return the path as Spark has to read it: by itself it takes `p[1]` for a pattern."""
-    return _PATTERN.sub(r"\\\g<0>", local(path))
+    return literal(local(path))
 
 
 def is_stored(out: Place, result: Result, date_: date | None) -> bool:

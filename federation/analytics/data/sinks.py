@@ -33,7 +33,8 @@ from federation.analytics.data.snapshots import Snapshot
 from federation.analytics.data.stored_files import UNKNOWN
 from federation.analytics.days import DAY, MONTH
 from federation.analytics.frames import no_rows
-from federation.analytics.session import few_rows, size_of
+from federation.analytics.jvm import size_of
+from federation.analytics.session import few_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

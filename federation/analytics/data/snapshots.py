@@ -26,9 +26,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
-import pyarrow
 import pyarrow.parquet
 
+from federation.analytics.data.directories import sync
+from federation.analytics.data.spark_files import read_parquet, root_of, write_parquet
+from federation.analytics.data.store_urls import FILE
 from federation.analytics.data.stored_files import DataFile, describe_file, listed_files, read_files, write_files
 from federation.analytics.data.stores import Store, StoredObject
 from federation.analytics.errors import StoreChanged, StoreUnusable
@@ -134,36 +136,47 @@ class Snapshot:
 
     def read_files(self, spark: SparkSession, schema: StructType, files: Sequence[DataFile]) -> DataFrame:
         """Read the rows of files that are perhaps not in place yet."""
-        return read_files(spark, self.url, files, schema) if files else no_rows(spark, schema)
+        if not files:
+            return no_rows(spark, schema)
+        root = root_of(spark, self.url)
+        return read_parquet(spark, root, files, schema) if root else read_files(spark, self.url, files, schema)
 
-    def open(self, file: DataFile) -> pyarrow.NativeFile:
-        """Open a file to be read."""
-        return self._store.open(file.name)
+    def fetch(self, file: DataFile, target: Path) -> None:
+        """Copy a file to one of this machine."""
+        self._store.fetch(file.name, target)
 
-    @contextlib.contextmanager
-    def writing(self, partition: str) -> Iterator[tuple[str, pyarrow.NativeFile]]:
-        """Open a file to be written, and yield its name with it."""
+    def send(self, source: Path, partition: str) -> DataFile:
+        """Copy a file of this machine to one that is perhaps put in place."""
         name = f"{DATA}/{self._run}/{partition}/{uuid.uuid4().hex}.parquet"
         self._written.append(name)
-        with self._store.writing(name) as output:
-            yield name, output
+        self._store.send(source, name)
+        return describe_file(name, source.stat().st_size, pyarrow.parquet.read_metadata(source))
 
     def write(self, frame: DataFrame, name: str, column: str | None = None) -> dict[str, tuple[DataFile, ...]]:
         """Write the rows, and return the files by partition. They belong to nothing until they are put in place."""
-        told = write_files(frame, self.url, folder=f"{DATA}/{self._run}", name=name, column=column)
-        self._written.append(told)
+        root = root_of(frame.sparkSession, self.url)
         found: dict[str, list[DataFile]] = {}
-        for partition, file in listed_files(self._store.read(told)):
+        for partition, file in (
+            self._write_by_spark(frame, root, name, column) if root else self._write(frame, name, column)
+        ):
             found.setdefault(partition, []).append(file)
             self._written.append(file.name)
         return {
             partition: tuple(sorted(files, key=lambda file: file.name)) for partition, files in sorted(found.items())
         }
 
-    def described(self, name: str, size: int) -> DataFile:
-        """Return what there is to know of a file that was written in this process."""
-        with self._store.open(name) as file:
-            return describe_file(name, size, pyarrow.parquet.read_metadata(file))
+    def _write_by_spark(
+        self, frame: DataFrame, root: str, name: str, column: str | None
+    ) -> Iterator[tuple[str, DataFile]]:
+        for partition, file in write_parquet(frame, root, folder=f"{DATA}/{self._run}", name=name, column=column):
+            if self.url.scheme == FILE:
+                sync(Path(self.url.folder, file.name))
+            yield partition, file
+
+    def _write(self, frame: DataFrame, name: str, column: str | None) -> list[tuple[str, DataFile]]:
+        told = write_files(frame, self.url, folder=f"{DATA}/{self._run}", name=name, column=column)
+        self._written.append(told)
+        return listed_files(self._store.read(told))
 
     def place(self, partitions: Mapping[str, Iterable[DataFile]]) -> None:
         """Have these partitions hold these files, and no others."""

@@ -1,40 +1,36 @@
 """The URLs of stores: `s3://`, `gs://`, `abfs://`, `hdfs://`, and `file:///folder` on a mount that all machines share.
 
-This module travels to the executors with `stored_files`. They have pyarrow, and nothing else of what we need.
+This module travels to the executors with `stored_files`. They have obstore where Hadoop has no file system for a store.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
-import pyarrow.fs
+if TYPE_CHECKING:
+    from obstore.store import AzureConfig, ClientConfig, GCSConfig, ObjectStore, RetryConfig, S3Config
 
 S3: Final = "s3"
+S3A: Final = "s3a"
 GS: Final = "gs"
 ABFS: Final = "abfs"
 HDFS: Final = "hdfs"
 VIEWFS: Final = "viewfs"
 FILE: Final = "file"
 
-_CONNECT_SECONDS: Final = 3.0
-_ATTEMPTS: Final = 4
-"""Of each request, with pauses that grow to a second."""
-_PATIENCE: Final = timedelta(seconds=30)
-"""How long Google's client repeats a request that fails; its default is a quarter of an hour."""
+_CLIENT: Final[ClientConfig] = {"connect_timeout": "3s", "read_timeout": "30s", "timeout": "5m"}
+_RETRIES: Final[RetryConfig] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
-_HADOOPS: Final = (HDFS, VIEWFS)
-_HADOOP_NEEDS: Final = ("JAVA_HOME", "ARROW_LIBHDFS_DIR", "CLASSPATH")
-_HADOOP_OPTIONS: Final = "-Xrs -Xmx256m"
-"""Of the Java that libhdfs starts in each process of ours: it leaves signals to Python, and has so much memory."""
+HADOOPS: Final = (HDFS, VIEWFS)
 _HADOOP_HOST: Final = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _LAST_PORT: Final = 65535
+_OF_AN_ACCOUNT: Final = ("client_email", "private_key", "private_key_id")
 _ACCOUNT: Final = re.compile(r"[a-z0-9-]+\.dfs\.[a-z0-9.-]+")
 
 
@@ -50,6 +46,7 @@ class _Kind:
 
 _KINDS: Final = {
     S3: _Kind(example="s3://bucket/folder", options=("endpoint_override", "region"), credentials="AWS_ACCESS_KEY_ID"),
+    S3A: _Kind(example="s3a://bucket/folder", credentials="AWS_ACCESS_KEY_ID"),
     GS: _Kind(
         example="gs://bucket/folder", options=("endpoint_override",), credentials="GOOGLE_APPLICATION_CREDENTIALS"
     ),
@@ -64,7 +61,7 @@ _KINDS: Final = {
 }
 
 
-_ROOTED: Final = (*_HADOOPS, FILE)
+_ROOTED: Final = (*HADOOPS, FILE)
 """Those whose folders are paths from a root, in no bucket."""
 
 
@@ -89,6 +86,21 @@ class StoreUrl:
     @property
     def text(self) -> str:
         return f"{self}?{urlencode(self.options)}" if self.options else str(self)
+
+    @property
+    def for_hadoop(self) -> str:
+        """Return how Hadoop names the folder."""
+        return str(replace(self, scheme="abfss")) if self.scheme == ABFS else str(self)
+
+    @property
+    def is_hadoops(self) -> bool:
+        """Tell whether only Spark can look at the store."""
+        return self.scheme in HADOOPS
+
+    @property
+    def credentials(self) -> str:
+        """Return where some are looked for."""
+        return _KINDS[self.scheme].credentials
 
     @property
     def endpoint(self) -> str | None:
@@ -142,7 +154,7 @@ def parse_store_url(text: str) -> StoreUrl:
 def _bucket_and_host(scheme: str, parts: SplitResult) -> tuple[str, str]:
     kind = _KINDS[scheme]
     bucket, at, host = parts.netloc.partition("@")
-    if scheme in _HADOOPS and not at:
+    if scheme in HADOOPS and not at:
         if not _HADOOP_HOST.fullmatch(bucket) or int(bucket.partition(":")[2] or 0) > _LAST_PORT:
             raise ValueError(f"{scheme}:// lacks its host, or has no such one: {kind.example}")
         return "", bucket
@@ -160,78 +172,47 @@ def _refusal(scheme: str) -> str:
     return f"{scheme}:// cannot be served: name a directory, {', '.join(others)} or {last}"
 
 
-def open_filesystem(url: StoreUrl) -> pyarrow.fs.FileSystem:
-    """Return the folder as a file system of its own."""
-    return pyarrow.fs.SubTreeFileSystem(url.folder, _whole(url))
+def open_objects(url: StoreUrl) -> ObjectStore:
+    """Return the folder of a bucket, or of a container, for obstore's calls.
 
-
-def _whole(url: StoreUrl) -> pyarrow.fs.FileSystem:
-    if url.scheme == FILE:
-        return pyarrow.fs.LocalFileSystem()
-    if url.scheme in _HADOOPS:
-        return _hadoop(url)
-    scheme, _, host = (url.endpoint or "https://").partition("://")
-    if url.scheme == ABFS:
-        return _azure(url, scheme, host)
-    chosen = {name: value for name, value in (("endpoint_override", host), ("region", url.region)) if value}
-    if url.scheme == GS:
-        return pyarrow.fs.GcsFileSystem(anonymous=url.is_plain, scheme=scheme, retry_time_limit=_PATIENCE, **chosen)
-    retries = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS)
-    return pyarrow.fs.S3FileSystem(scheme=scheme, connect_timeout=_CONNECT_SECONDS, retry_strategy=retries, **chosen)
-
-
-def _azure(url: StoreUrl, scheme: str, host: str) -> pyarrow.fs.FileSystem:
-    return pyarrow.fs.AzureFileSystem(
-        url.account,
-        account_key=azure_key(),
-        blob_storage_authority=host or f".{blob_host(url).partition('.')[2]}",
-        blob_storage_scheme=scheme,
-        dfs_storage_authority=host or f".{url.host.partition('.')[2]}",
-        dfs_storage_scheme=scheme,
-    )
-
-
-def _hadoop(url: StoreUrl) -> pyarrow.fs.FileSystem:
-    os.environ.setdefault("LIBHDFS_OPTS", _HADOOP_OPTIONS)
-    try:
-        return pyarrow.fs.HadoopFileSystem(*hadoop_host(url))
-    except OSError as error:
-        unset = [name for name in _HADOOP_NEEDS if not os.environ.get(name)]
-        raise OSError(
-            f"{str(error).splitlines()[0]}; it takes JAVA_HOME, ARROW_LIBHDFS_DIR (the folder of Hadoop's libhdfs.so)"
-            f" and CLASSPATH (`hadoop classpath --glob`); unset: {', '.join(unset) or 'none'}"
-        ) from error
-
-
-def hadoop_host(url: StoreUrl) -> tuple[str, int]:
-    """Return the host as Hadoop names it, and its port, which is 0 where Hadoop's configuration is to know it."""
-    host, _, port = url.host.partition(":")
-    return f"{url.scheme}://{host}", int(port or 0)
-
-
-def azure_key() -> str | None:
-    """Return the account's key, or None where Azure's own ways to find credentials are to be gone."""
-    return os.environ.get("AZURE_STORAGE_KEY") or None
-
-
-def blob_host(url: StoreUrl) -> str:
-    """Return the host of an account of Azure's that serves blobs; that in its URL serves directories."""
-    return url.host.replace(".dfs.", ".blob.", 1)
-
-
-@contextlib.contextmanager
-def open_output(url: StoreUrl, files: pyarrow.fs.FileSystem, name: str) -> Iterator[pyarrow.NativeFile]:
-    """Open an object to be written. In the end it is there for good, even if the power is cut.
-
-    Hadoop keeps what is written last in the memory of some machines; see its `dfs.datanode.synconclose`.
+    Raises:
+        ImportError: obstore is not installed.
+        ValueError: a token would be sent where everybody could read it.
     """
-    if url.scheme == FILE:  # S3 has no directories; making one would leave an object of its name
-        files.create_dir(name.rpartition("/")[0], recursive=True)
-    with files.open_output_stream(name, compression=None) as output:
-        yield output
-    if url.scheme == FILE:
-        descriptor = os.open(f"{url.folder}/{name}", os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    bucket, _, folder = url.folder.partition("/")
+    prefix = folder or None
+    client: ClientConfig = {**_CLIENT, "allow_http": url.is_plain}
+    if url.scheme == GS:
+        return GCSStore(bucket, prefix=prefix, config=_google(url), client_options=client, retry_config=_RETRIES)
+    if url.scheme == ABFS:
+        return AzureStore(bucket, prefix=prefix, config=_azure(url), client_options=client, retry_config=_RETRIES)
+    return S3Store(bucket, prefix=prefix, config=_amazon(url), client_options=client, retry_config=_RETRIES)
+
+
+def _amazon(url: StoreUrl) -> S3Config:
+    config: S3Config = {}
+    if url.endpoint:
+        config["endpoint"] = url.endpoint
+    if url.region:
+        config["region"] = url.region
+    return config
+
+
+def _google(url: StoreUrl) -> GCSConfig:
+    if not url.is_plain:
+        return {"base_url": url.endpoint} if url.endpoint else {}
+    anonymous = {"gcs_base_url": url.endpoint, "disable_oauth": True}
+    return {"service_account_key": json.dumps(anonymous | dict.fromkeys(_OF_AN_ACCOUNT, ""))}
+
+
+def _azure(url: StoreUrl) -> AzureConfig:
+    key = os.environ.get("AZURE_STORAGE_KEY")
+    if url.is_plain and not key:
+        raise ValueError("needs AZURE_STORAGE_KEY over http://, where a token could be read by everybody")
+    host = f"{url.endpoint}/{url.account}" if url.endpoint else f"https://{url.host.replace('.dfs.', '.blob.', 1)}"
+    config: AzureConfig = {"account_name": url.account, "endpoint": host}
+    if key:
+        config["account_key"] = key
+    return config

@@ -1,15 +1,14 @@
-"""Parquet files in a store, read and written by Spark's tasks through pyarrow, in Arrow batches.
+"""Parquet files in a store, read and written by Spark's tasks.
 
-Spark's own reader would need Hadoop's jars for the store. Files are read as the data source `federation-files`, whose
-options name them: `url`, and `files`, a list of `[name, row groups, bytes]` in JSON. A task that is tried again writes
-files with other names.
+This is for stores of which Spark's Hadoop has no file system; of others see `spark_files`. Files are the data source
+`federation-files`, which goes through obstore and pyarrow in Arrow batches. Its options name them: `url`, and `files`,
+a list of `[name, row groups, bytes]` in JSON. A task that is tried again writes files with other names.
 
-The modules of ours that this one needs travel to the executors with it; these need pyarrow installed.
+The modules of ours that this one needs travel to the executors with it; these need pyarrow and obstore installed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow
 import pyarrow.compute as pc
-import pyarrow.fs
 import pyarrow.parquet
 from pyspark.sql.datasource import (
     DataSource,
@@ -32,9 +30,11 @@ from pyspark.sql.types import StructType
 
 from federation.analytics.data.python_workers import SparesWorker, spare_worker
 from federation.analytics.data.registered import register_once
-from federation.analytics.data.store_urls import StoreUrl, open_filesystem, open_output, parse_store_url
+from federation.analytics.data.store_urls import StoreUrl, open_objects, parse_store_url
 
 if TYPE_CHECKING:
+    from obstore import WritableFile
+    from obstore.store import ObjectStore
     from pyspark.sql import DataFrame, SparkSession
 
 UNKNOWN: Final = "unknown"
@@ -47,6 +47,10 @@ GROUP_BYTES: Final = 16 * 2**20
 """A file being written holds a row group of this size in memory, compressed or not."""
 FILES_AT_ONCE: Final = 4
 """Being written by one task."""
+READ_BYTES: Final = 64 * 2**10
+"""The fewest that are asked for at once; pyarrow asks for whole columns of a row group."""
+PART_BYTES: Final = 5 * 2**20
+"""How much of a file that is written is sent at once, the least that S3 takes."""
 TASK_BYTES: Final = 16 * 2**20
 """How much of files one task reads, which are compressed."""
 
@@ -66,7 +70,8 @@ class DataFile:
     rows: int
     size: int
     """In bytes."""
-    groups: int
+    groups: int = 0
+    """0 if they are not known: one task reads the file."""
     first_id: int | None = None
     """The smallest, if it has a column `id`."""
 
@@ -81,7 +86,7 @@ def describe_file(name: str, size: int, footer: pyarrow.parquet.FileMetaData) ->
 
 
 Piece = tuple[str, int, int]
-"""Some row groups of a file: its name, the first, and the one after the last."""
+"""Some row groups of a file: its name, the first, and the one after the last; 0 is all of them."""
 
 
 def register_files(spark: SparkSession) -> None:
@@ -163,12 +168,12 @@ class FilesReader(SparesWorker, DataSourceReader):
         if not isinstance(partition, FilesPart):
             raise TypeError(f"{type(partition).__name__} is no part of these files")
         url = parse_store_url(self._url)
-        files, expected = open_filesystem(url), to_arrow_schema(self._schema)
+        objects, expected = open_objects(url), to_arrow_schema(self._schema)
         for piece in partition.pieces:
             try:
-                yield from _read_piece(files, piece, expected)
-            except (OSError, pyarrow.ArrowException) as error:
-                problem = (str(error).splitlines() or [type(error).__name__])[0]
+                yield from _read_piece(objects, piece, expected)
+            except Exception as error:  # obstore's errors have no common one with pyarrow's
+                problem = (str(error).splitlines() or [type(error).__name__])[0].partition("?")[0]
                 raise ValueError(f"{url}/{piece[0]} cannot be read: {problem}") from None
 
 
@@ -179,6 +184,8 @@ def share(files: Sequence[tuple[str, int, int]], tasks: int) -> Iterator[list[Pi
     pieces: list[Piece] = []
     held = 0
     for name, groups, size in files:
+        if not groups:
+            yield [(name, 0, 0)]
         for group in range(groups):
             if pieces and held + size // groups > most:
                 yield pieces
@@ -192,11 +199,15 @@ def share(files: Sequence[tuple[str, int, int]], tasks: int) -> Iterator[list[Pi
         yield pieces
 
 
-def _read_piece(files: pyarrow.fs.FileSystem, piece: Piece, expected: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+def _read_piece(objects: ObjectStore, piece: Piece, expected: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+    import obstore
+
     name, first, end = piece
-    with files.open_input_file(name) as file, pyarrow.parquet.ParquetFile(file, pre_buffer=True) as read:
+    file = obstore.open_reader(objects, name, buffer_size=READ_BYTES)
+    with pyarrow.parquet.ParquetFile(file, pre_buffer=True) as read:
         there = [column for column in expected.names if column in read.schema_arrow.names]
-        for batch in read.iter_batches(BATCH_ROWS, row_groups=range(first, end), columns=there):
+        groups = range(first, end) if end else None
+        for batch in read.iter_batches(BATCH_ROWS, row_groups=groups, columns=there):
             columns = [
                 batch[field.name].cast(field.type) if field.name in there else pyarrow.nulls(batch.num_rows, field.type)
                 for field in expected
@@ -225,7 +236,7 @@ class FilesWriter(SparesWorker, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> FilesWritten:
         url = parse_store_url(self._url)
-        files = open_filesystem(url)
+        objects = open_objects(url)
         growing: dict[str, _Growing] = {}
         done = []
         for batch in iterator:
@@ -234,18 +245,18 @@ class FilesWriter(SparesWorker, DataSourceArrowWriter):
                 if file is None:
                     if len(growing) == FILES_AT_ONCE:
                         done.append(growing.pop(next(iter(growing))).close())
-                    file = _Growing(url, files, partition, f"{self._folder}/{partition}/{uuid.uuid4().hex}.parquet")
+                    file = _Growing(objects, partition, f"{self._folder}/{partition}/{uuid.uuid4().hex}.parquet")
                 growing[partition] = file  # the last one: the first is that which waited longest for rows
                 file.add(rows)
         return FilesWritten([*done, *(file.close() for file in growing.values())])
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """List what was written, in a process of Spark's on the driver's machine."""
-        url = parse_store_url(self._url)
+        import obstore
+
         done = (file for message in messages if isinstance(message, FilesWritten) for file in message.files)
         told = [(partition, asdict(file)) for partition, file in done]
-        with open_output(url, open_filesystem(url), self._told) as output:
-            output.write(json.dumps(told).encode())
+        obstore.put(open_objects(parse_store_url(self._url)), self._told, json.dumps(told).encode())
 
     def _by_partition(self, batch: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
         if self._column is None:
@@ -259,13 +270,35 @@ class FilesWriter(SparesWorker, DataSourceArrowWriter):
             yield f"{self._name}/{self._column}={text}", batch.filter(chosen)
 
 
+class _Output:
+    """What pyarrow writes to; obstore's own is no file to it."""
+
+    closed = False
+
+    def __init__(self, output: WritableFile) -> None:
+        self._output = output
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.size += len(data)
+        return self._output.write(data)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        """Leave it to obstore to send what it has as soon as that is a part."""
+
+
 class _Growing:
     """A file that is being written, whose rows become a row group as soon as they are enough."""
 
-    def __init__(self, url: StoreUrl, files: pyarrow.fs.FileSystem, partition: str, name: str) -> None:
+    def __init__(self, objects: ObjectStore, partition: str, name: str) -> None:
+        import obstore
+
         self._partition, self._name = partition, name
-        self._open = contextlib.ExitStack()
-        self._output = self._open.enter_context(open_output(url, files, name))
+        self._object = obstore.open_writer(objects, name, buffer_size=PART_BYTES)
+        self._output = _Output(self._object)
         self._writer: pyarrow.parquet.ParquetWriter | None = None
         self._footers: list[pyarrow.parquet.FileMetaData] = []
         """That of the file, once it is complete."""
@@ -282,9 +315,8 @@ class _Growing:
         self._flush()
         assert self._writer is not None
         self._writer.close()
-        size = self._output.tell()
-        self._open.close()
-        return self._partition, describe_file(self._name, size, self._footers[0])
+        self._object.close()
+        return self._partition, describe_file(self._name, self._output.size, self._footers[0])
 
     def _flush(self) -> None:
         if not self._held:

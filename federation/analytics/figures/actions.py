@@ -1,19 +1,20 @@
 """What an operator is advised to do about a server, and why.
 
 Every finding of a scorecard names an action. The gravest one is advised, and all findings are its reasons, the gravest
-first. Each row's advice is based on that row's window: act on the 30 days, and take the 7 days as an early warning.
+first. Each row is judged by its own window; the graver of the two is the verdict.
 
 | action | when |
 |---|---|
-| `review-for-blacklist` | its keys are shared or were changed outside a rotation, or it shows others; or at least 3 answers were not proven its own |
+| `review-for-blacklist` | its keys are shared or were changed outside a rotation, or it shows others; or at least 3 answers, and 10 %, were signed with another's key lately |
 | `prune` | down for 30 days or more, and nothing delivered in a window of 30 days |
 | `park` | down for 3 days or more; or none of at least 20 attempts delivered, in the window or in its later half |
-| `watch` | down; or less than 90 % of at least 10 attempts delivered, or delivered within 5 s, in the later half of the window, or in all of it if that has fewer; or 3 or more outages, one of at least 15 minutes, or 8 of any length; or most of at least 10 attempts reached it through relays; or what is owed has waited for 3 days, though it is up; or not in the registry; or a malformed key |
+| `watch` | down; or less than 90 % of at least 10 attempts delivered, or delivered within 5 s, lately; or everything lost in 30 days, or at least 2 deliveries, and a tenth, lately; or at least 3 follows acknowledged badly, or fewer answers with another's signature than above, lately; or 3 or more outages, one of at least 15 minutes, or 8 of any length; or most of at least 10 attempts reached it through relays; or what is owed has waited for 3 days, though it is up; or not in the registry; or a malformed key |
 | `keep` | none of these, or on the blacklist already |
 
-Attempts that failed through our own fault count neither way. Of `keep`, `watch`, `park` and `prune`, more direct
-deliveries out of the same attempts, or shorter outages, never bring a graver one. What has been well for the later half
-of a window is well: the days before are no reason to look at it.
+Lately is the later half of the window, or all of it if that half has fewer than 10 attempts: what has been well for so
+long is well. Attempts that failed through our own fault count neither way, and what was our own trouble is nobody's
+outage. Of `keep`, `watch`, `park` and `prune`, more direct deliveries out of the same attempts, or shorter outages,
+never bring a graver one.
 """  # noqa: E501 - a table row cannot be broken
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 FORGED_ANSWERS: Final = 3
+FORGED_SHARE: Final = 0.1
+BAD_ACKS: Final = 3
+WATCH_LOST: Final = 2
+LOST_SHARE: Final = 0.1
 PRUNE_AFTER: Final = timedelta(days=30)
 PARK_AFTER: Final = timedelta(days=3)
 PARK_ATTEMPTS: Final = 20
@@ -48,6 +53,10 @@ WATCH_RESTARTS: Final = 8
 WATCH_DIRECT: Final = 0.5
 WATCH_OWED: Final = timedelta(days=3)
 
+UNTOLD: Final = "UNKNOWN"
+"""The code that says nothing. The registry has it, too, for reasons that the original does not know."""
+
+_WHY_DOWN: Final = ("unhealthy_reason", "link_reason", "top_error")
 _URGENCY: Final = tuple(Action)
 
 
@@ -90,22 +99,28 @@ def _findings(until: datetime) -> Iterator[AdviceRule]:
     lasting = (F.col("failures") >= WATCH_FAILURES) & (F.col("longest_outage_s") >= WATCH_OUTAGE.total_seconds())
     yield _finding(Action.WATCH, lasting | (F.col("failures") >= WATCH_RESTARTS), failures)
     yield from _owed_findings(until)
+    yield from _lost_findings()
 
 
 def _key_findings() -> Iterator[AdviceRule]:
     suspicious, malformed = F.col("suspicious_keys"), F.col("malformed_keys")
     yield AdviceRule(action=Action.REVIEW, holds=F.size(suspicious) > 0, texts=suspicious)
     yield AdviceRule(action=Action.WATCH, holds=F.size(malformed) > 0, texts=malformed)
-    forged = F.format_string("%d answers in %d days were not proven to be its own", "forged", "window_days")
-    yield _finding(Action.REVIEW, F.col("forged") >= FORGED_ANSWERS, forged)
+    forged, blamed = _lately("forged"), _lately("blamed")
+    told = F.format_string("%d of %d answers in %d days were signed with another's key", forged, blamed, _lately_days())
+    some = forged >= FORGED_ANSWERS
+    yield _finding(Action.REVIEW, some & (forged >= FORGED_SHARE * blamed), told)
+    yield _finding(Action.WATCH, some & (forged < FORGED_SHARE * blamed), told)
+    bad = _lately("bad_acks")
+    badly = F.format_string("it acknowledges follows badly: %d answers in %d days were none", bad, _lately_days())
+    yield _finding(Action.WATCH, bad >= BAD_ACKS, badly)
 
 
 def _down_findings(until: datetime) -> Iterator[AdviceRule]:
     """Yield the findings about a server that is down. All have one text, as reasons are distinct."""
-    down = F.col("state") == ServerHealth.UNHEALTHY.value
+    down = (F.col("state") == ServerHealth.UNHEALTHY.value) & ~F.col("is_excused")
     seconds = seconds_between(F.col("state_since"), F.lit(until))
-    # The registry has UNKNOWN, too, where the true reason is a code that the original does not know.
-    error = F.coalesce(F.when(~F.col("unhealthy_reason").eqNullSafe("UNKNOWN"), F.col("unhealthy_reason")), "top_error")
+    error = F.coalesce(*(F.when(F.col(name) != UNTOLD, F.col(name)) for name in _WHY_DOWN))
     text = F.concat(
         F.coalesce(
             F.format_string("down since %s (%s)", utc_day("state_since").cast("string"), _duration(seconds)),
@@ -115,7 +130,10 @@ def _down_findings(until: datetime) -> Iterator[AdviceRule]:
     )
     # Seven days without a delivery do not say that nobody reaches it.
     nothing_delivered = (F.col("delivered") == 0) & (F.col("window_days") >= PRUNE_AFTER.days)
-    yield _finding(Action.PRUNE, down & (seconds >= PRUNE_AFTER.total_seconds()) & nothing_delivered, text)
+    is_gone = down & (seconds >= PRUNE_AFTER.total_seconds()) & nothing_delivered
+    yield _finding(Action.PRUNE, is_gone, text)
+    owed = F.format_string("%d deliveries are owed to it: drop them, then forget it", "owed")
+    yield _finding(Action.PRUNE, is_gone & (F.col("owed") > 0), owed)
     yield _finding(Action.PARK, down & (seconds >= PARK_AFTER.total_seconds()), text)
     yield _finding(Action.WATCH, down, text)
 
@@ -132,6 +150,17 @@ def _owed_findings(until: datetime) -> Iterator[AdviceRule]:
     )
     is_up = F.col("state") == ServerHealth.HEALTHY.value
     yield _finding(Action.WATCH, is_up & (seconds >= WATCH_OWED.total_seconds()), text)
+
+
+def _lost_findings() -> Iterator[AdviceRule]:
+    """Yield the findings about what was lost for good: of few deliveries each counts."""
+    everything = F.format_string("everything was lost: %d of %d deliveries in %d days", "lost", "lost", "window_days")
+    nothing = (F.col("lost") > 0) & (F.col("delivered") == 0) & (F.col("window_days") >= PRUNE_AFTER.days)
+    yield _finding(Action.WATCH, nothing, everything)
+    lost, delivered = _lately("lost"), _lately("delivered")
+    many = (lost >= WATCH_LOST) & (lost >= LOST_SHARE * (lost + delivered))
+    told = F.format_string("lost for good: %d of %d deliveries in %d days", lost, lost + delivered, _lately_days())
+    yield _finding(Action.WATCH, many & ~nothing, told)
 
 
 def _delivery_findings() -> Iterator[AdviceRule]:
@@ -187,6 +216,15 @@ def _is_few(count: str, *, of: str) -> Column:
     return F.coalesce(few, F.lit(False))
 
 
+def _lately(count: str) -> Column:
+    """Return `count` of the window's later half, or of all of it where that half has too few attempts to judge by."""
+    return F.when(F.col("blamed_later") >= WATCH_ATTEMPTS, F.col(f"{count}_later")).otherwise(F.col(count))
+
+
+def _lately_days() -> Column:
+    return F.when(F.col("blamed_later") >= WATCH_ATTEMPTS, _later_days()).otherwise(F.col("window_days"))
+
+
 def _later_days() -> Column:
     return F.floor(F.col("window_days") / 2).cast("int")
 
@@ -197,7 +235,11 @@ def _finding(action: Action, holds: Column, text: Column) -> AdviceRule:
 
 def _good_news() -> Column:
     idle = F.format_string("healthy; nothing was sent to it in %d days", "window_days")
-    return F.when(F.col("blamed") > 0, _delivered_share()).otherwise(idle)
+    return (
+        F.when(F.col("is_excused"), "it went down in trouble of this node's own, and was not looked at since")
+        .when(F.col("blamed") > 0, _delivered_share())
+        .otherwise(idle)
+    )
 
 
 def _refusal() -> Column:

@@ -46,6 +46,9 @@ URL: Final = (
 PLAIN_URL: Final = r"https://[a-z0-9_-][a-z0-9._-]*"
 """What nearly every URL is: `URL` takes three times as long to tell."""
 
+DOMAIN_RULE: Final = r"(?i)\*\.[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*"
+"""What a blacklist may have in place of a URL: it covers the domain, and every name below it."""
+
 _PLAIN_CHARACTERS: Final = len("https://") + 63
 """Of that many, no part of a host name is too long."""
 
@@ -88,22 +91,34 @@ def check_attempts(attempts: DataFrame, *, window: Window, now: datetime, ids: D
 def check_servers(servers: DataFrame, *, now: datetime, keep: Keep = as_it_is) -> Checked:
     """Put every registry row in `good`, with a URL of its own, or in `bad`. Its keys are judged elsewhere.
 
-    Of rows that share a URL, the one written last stays. The judged rows go through `keep`, as much is made of them.
+    A time that is missing or in the future says nothing of the server, only of a clock: the row is in both, without
+    such times in `good`. Of rows that share a URL, the one written last stays. The judged rows go through `keep`, as
+    much is made of them.
     """
     faults = (
         Fault(reason=Reason.MALFORMED_URL, holds=_malformed("url")),
         Fault(reason=Reason.NO_STATE, holds=F.col("is_healthy").isNull()),
-        *_time_faults("created_at", now),
-        *_time_faults("last_seen", now),
     )
+    wrong_clock = first_reason([*_time_faults("created_at", now), *_time_faults("last_seen", now)])
     newest: list[str | Column] = [F.col("updated_at").desc_nulls_last(), *SERVERS.fieldNames()]
     reason = without_copies(first_reason(faults), key="url", order=newest, copy=Reason.DUPLICATED_URL)
-    return _parted("servers", keep(_judged(servers, SERVERS, reason), by_server=True), SERVERS)
+    rows = keep(_judged(servers, SERVERS, reason).withColumn("_clock", wrong_clock), by_server=True)
+    times = {name: F.when(~_is_future(name, now), F.col(name)) for name in ("created_at", "last_seen")}
+    odd = rows.withColumn("_reason", F.coalesce("_reason", "_clock")).where(F.col("_reason").isNotNull())
+    return Checked(
+        good=rows.where(F.col("_reason").isNull()).drop("_reason", "_clock").withColumns(times),
+        bad=set_aside("servers", odd, SERVERS, reason="_reason"),
+    )
 
 
 def check_blacklist(blacklist: DataFrame) -> Checked:
-    """Put every decision in `good` or in `bad`. One without a time counts all the same: only the URL is judged."""
-    reason = first_reason([Fault(reason=Reason.MALFORMED_URL, holds=_malformed("server_url"))])
+    """Put every decision in `good` or in `bad`. One without a time counts all the same: only the rule is judged.
+
+    A rule is a URL, or a star and a domain.
+    """
+    rule = F.col("server_url")
+    is_domain = F.coalesce(rule.rlike(rf"^{DOMAIN_RULE}\z") & (F.length(rule) <= MAX_URL_CHARACTERS), F.lit(False))
+    reason = first_reason([Fault(reason=Reason.MALFORMED_URL, holds=_malformed("server_url") & ~is_domain)])
     return _checked("blacklist", blacklist, BLACKLIST, reason=reason)
 
 

@@ -22,6 +22,8 @@ from federation.analytics.figures.daily import server_daily
 from federation.analytics.figures.keys import key_anomalies
 from federation.analytics.figures.network import network_summary
 from federation.analytics.figures.outages import find_outages
+from federation.analytics.figures.owed import lost_deliveries
+from federation.analytics.figures.own_trouble import own_trouble, without_own
 from federation.analytics.figures.relays import relay_candidates
 from federation.analytics.figures.scorecard import server_scorecard
 from federation.analytics.figures.tally import bad, good, tally
@@ -56,7 +58,10 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep
 
     daily = keep(server_daily(counts))
     known_days = daily if inputs.server_daily is None else _with_stored(daily, inputs.server_daily)
-    outages = keep(find_outages(events.good, servers.good, until=until, keep=keep), by_server=True)
+    recorded = keep(find_outages(events.good, servers.good, until=until, keep=keep), by_server=True)
+    signs = _signs(servers.good, events.good, deliveries.good, losses.good)
+    trouble = keep(own_trouble(recorded, known_days, signs, window=window, until=until), by_server=True)
+    outages = keep(without_own(recorded, trouble, until=until), by_server=True)
     anomalies = key_anomalies(
         servers.good,
         earlier=inputs.earlier_servers,
@@ -75,6 +80,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep
         deliveries=deliveries.good,
         losses=losses.good,
         links=inputs.links,
+        accepted=inputs.accepted_keys,
         window=window,
         until=until,
         keep=keep,
@@ -83,12 +89,31 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep
     return Outputs(
         server_daily=daily,
         server_scorecard=scorecard,
-        network_summary=network_summary(counts, known_days, servers=servers.good, outages=outages, window=window),
+        network_summary=network_summary(
+            counts,
+            known_days,
+            servers=servers.good,
+            outages=recorded,
+            trouble=trouble,
+            lost=lost_deliveries(deliveries.good, losses.good),
+            window=window,
+        ),
         key_anomalies=anomalies,
         relay_candidates=relay_candidates(known_days, scorecard, servers=servers.good, window=window),
         quarantine=_together([bad(tallied), *(each.bad for each in (servers, blacklist, events, deliveries, losses))]),
         counts=tallied,
     )
+
+
+def _signs(servers: DataFrame, events: DataFrame, deliveries: DataFrame, losses: DataFrame) -> DataFrame:
+    """Return every time, `at`, that this node wrote down of what it did beside its attempts."""
+    times = (
+        (servers, ("last_seen", "updated_at", "created_at")),
+        (events, ("at",)),
+        (deliveries, ("created_at", "settled_at")),
+        (losses, ("lost_at",)),
+    )
+    return _together(rows.select(F.explode(F.array(*names)).alias("at")) for rows, names in times)
 
 
 def _or_none(frame: DataFrame | None, session: SparkSession, schema: StructType) -> DataFrame:

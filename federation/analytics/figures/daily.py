@@ -28,11 +28,12 @@ def server_daily(counts: DataFrame) -> DataFrame:
     - p50, p95, p99 are of delivered attempts, exactly: how long a failure takes only reflects our deadline.
     """
     attempted = F.col("outcome") != AttemptOutcome.PARKED.value
-    code_counts = F.collect_list(F.when(attempted & F.col("error_code").isNotNull(), F.struct("error_code", "rows")))
+    is_failure = attempted & F.col("error_code").isNotNull()
+    failed = F.collect_list(F.when(is_failure, F.struct("error_code", "hour", "rows")))
     by_day = ranked(counts, "server_url", "day").agg(
         *(_rows_of(outcome).alias(outcome.value) for outcome in AttemptOutcome),
         _sum_where(attempted, "rows").alias("attempts"),
-        F.map_from_entries(code_counts).alias("errors"),
+        failed.alias("_failed"),
         _sum_where(_is(AttemptOutcome.DELIVERED), "relayed").alias("relayed"),
         _sum_where(F.col("took_ms") > SLOW_MS, "rows").alias("slow"),
         F.coalesce(F.sum("request_bytes"), F.lit(0)).alias("request_bytes"),
@@ -41,9 +42,23 @@ def server_daily(counts: DataFrame) -> DataFrame:
     )
     return by_day.select(
         "*",
+        _counts_by("error_code").alias("errors"),
+        _counts_by("hour").alias("failed_hours"),
         share("relayed", "delivered").alias("relayed_share"),
         share("delivered", "attempts").alias("availability"),
     ).to(SERVER_DAILY)
+
+
+def _counts_by(key: str) -> Column:
+    """Add up the failures of each code, or of each hour; there are a few dozen at most."""
+
+    def rows_of(value: Column) -> Column:
+        alike = F.filter("_failed", lambda each: each[key] == value)
+        total = F.aggregate(alike, F.lit(0).cast("long"), lambda sum_, each: sum_ + each["rows"])
+        return F.coalesce(total, F.lit(0))  # which no count is, but Spark wants to see that none is null
+
+    keys = F.array_distinct(F.transform("_failed", lambda each: each[key]))
+    return F.map_from_arrays(keys, F.transform(keys, rows_of))
 
 
 def share(part: str, whole: str) -> Column:

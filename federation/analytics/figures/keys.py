@@ -47,7 +47,8 @@ def key_anomalies(
 
     `earlier` is the registry as an earlier run saw it. Without it no change can be found, without `links` no mismatch.
     A change stands for 30 days: those that are `known` from the run of an earlier day are found again. What is
-    `accepted` is not: a change if the key is accepted as one of its servers', a shared key if it is as all of them's.
+    `accepted` is not: a change or a mismatch if the registered key is accepted as one of its servers', a shared key if
+    it is as all of them's.
     """
     keys = _keys(servers)
     found = _malformed(keys).unionByName(_shared(_sound(keys)))
@@ -74,12 +75,19 @@ def _standing(known: DataFrame, window: Window) -> DataFrame:
 
 def _without_accepted(found: DataFrame, accepted: DataFrame) -> DataFrame:
     owners = accepted.groupBy("fingerprint").agg(F.collect_set("server_url").alias("owners"))
-    is_changed, is_shared = (F.col("kind") == kind.value for kind in (AnomalyKind.CHANGED, AnomalyKind.SHARED))
-    is_accepted = (is_changed & F.arrays_overlap("server_urls", "owners")) | (
-        is_shared & (F.size(F.array_except("server_urls", "owners")) == 0)
-    )
+    is_accepted = F.when(
+        F.col("kind") == AnomalyKind.SHARED.value, F.size(F.array_except("server_urls", "owners")) == 0
+    ).otherwise(F.arrays_overlap("server_urls", "owners"))
     rows = found.join(F.broadcast(owners), "fingerprint", "left")
     return rows.where(~F.coalesce(is_accepted, F.lit(False))).drop("owners")
+
+
+def vouched_for(servers: DataFrame, accepted: DataFrame) -> DataFrame:
+    """Return the servers whose registered signing key an operator has looked at, and on which day: `accepted_on`."""
+    own = servers.select(F.col("url").alias("server_url"), _fingerprint("public_key").alias("fingerprint"))
+    return own.join(accepted, ["server_url", "fingerprint"]).select(
+        "server_url", utc_day("accepted_at").alias("accepted_on")
+    )
 
 
 def _keys(servers: DataFrame) -> DataFrame:

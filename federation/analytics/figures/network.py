@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
-from federation.analytics.days import utc_day
+from federation.analytics.days import DAY, start_of, utc_day
 from federation.analytics.figures.daily import share
 from federation.analytics.figures.tally import percentile, ranked
 from federation.analytics.frames import NETWORK_SUMMARY, Window
@@ -21,7 +21,14 @@ _COUNTS: Final = ("servers_known", "servers_new", "servers_lost", "attempts", "d
 
 
 def network_summary(
-    counts: DataFrame, daily: DataFrame, *, servers: DataFrame, outages: DataFrame, window: Window
+    counts: DataFrame,
+    daily: DataFrame,
+    *,
+    servers: DataFrame,
+    outages: DataFrame,
+    trouble: DataFrame,
+    lost: DataFrame,
+    window: Window,
 ) -> DataFrame:
     """Compute one row per UTC day of the window, even for days without attempts; see `NETWORK_SUMMARY`.
 
@@ -32,7 +39,7 @@ def network_summary(
 
     Over a day: success rate = delivered / attempts; the share of attempts that went to the 10 servers with the most;
     p50 and p95 of all deliveries, from the counts of good attempts (see `tally`), and null for a day that only `daily`
-    has.
+    has; deliveries lost for good; the hours of our own trouble.
     """
     inside = daily.where(F.col("day").between(F.lit(window.since), F.lit(window.as_of)))
     parts = (
@@ -41,6 +48,8 @@ def network_summary(
         _traffic(inside),
         _error_mix(inside),
         _latency(counts),
+        lost.groupBy(utc_day("lost_at").alias("day")).agg(F.count("*").alias("lost")),
+        _own_trouble(trouble, window),
     )
     rows = _days(window, counts.sparkSession)
     for part in parts:
@@ -54,6 +63,8 @@ def network_summary(
         F.coalesce("errors", F.create_map().cast(NETWORK_SUMMARY["errors"].dataType)).alias("errors"),
         "p50_ms",
         "p95_ms",
+        _count("lost").alias("lost"),
+        F.coalesce("own_trouble", F.array().cast(NETWORK_SUMMARY["own_trouble"].dataType)).alias("own_trouble"),
     ).to(NETWORK_SUMMARY)
 
 
@@ -91,6 +102,22 @@ def _down(outages: DataFrame, window: Window) -> DataFrame:
     return days.groupBy("day").agg(
         F.count_distinct("server_url").alias("servers_down"), F.count_distinct(lost).alias("servers_lost")
     )
+
+
+def _own_trouble(trouble: DataFrame, window: Window) -> DataFrame:
+    """Return each day's hours of our own trouble, as `07:30 to 07:52`."""
+    last = utc_day(F.timestamp_micros(F.unix_micros("ended_at") - 1))
+    first = F.greatest(utc_day("began_at"), F.lit(window.since))
+    days = trouble.select("*", _each_day(first, F.least(last, F.lit(window.as_of))).alias("day"))
+    begin = F.greatest(F.unix_seconds("began_at") - F.unix_seconds(start_of("day")), F.lit(0))
+    end = F.least(F.unix_seconds("ended_at") - F.unix_seconds(start_of("day")), F.lit(int(DAY.total_seconds())))
+    hours = F.concat(_clock(begin), F.lit(" to "), _clock(end))
+    return days.groupBy("day").agg(F.sort_array(F.collect_list(hours)).alias("own_trouble"))
+
+
+def _clock(seconds: Column) -> Column:
+    minutes = F.floor(seconds / 60)
+    return F.format_string("%02d:%02d", F.floor(minutes / 60), F.pmod(minutes, F.lit(60)))
 
 
 def _traffic(daily: DataFrame) -> DataFrame:

@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 
 
 def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime, keep: Keep = as_it_is) -> DataFrame:
-    """Find every outage of a known server that began before `until`: `server_url`, `began_at`, `ended_at`.
+    """Find every outage of a known server that began before `until`.
 
-    `began_at` is null if that is not on record, `ended_at` if the outage was not over at `until`; none ends before it
-    began. The registry has the last word. If it knows a server to be healthy, an outage that the events leave open
-    ended when the server was last seen. If it knows one to be down and no event says so, it has been down since it was
-    last seen or, by the events, got well, or since it is known: when it was last looked at says nothing. Events after
-    `until` matter only for this. What the events alone say goes through `keep`.
+    The columns: `server_url`; `began_at`, null if that is not on record; `ended_at`, null if it was not over at
+    `until`; `is_excused`, false before `own_trouble` has judged it. None ends before it began.
+
+    The registry has the last word. If it knows a server to be healthy, an outage that the events leave open ended when
+    the server was last seen. If it knows one to be down and no event says so, it has been down since it was last seen
+    or, by the events, got well, or since it is known: when it was last looked at says nothing. Events after `until`
+    matter only for this. What the events alone say goes through `keep`.
     """
     recorded = keep(_recorded(events), by_server=True)
     marked_at = F.coalesce("last_seen", "created_at").alias("marked_at")
     known = servers.select(F.col("url").alias("server_url"), "is_healthy", "last_seen", marked_at)
-    ended = F.coalesce("ended_at", F.when(F.col("is_healthy"), F.col("last_seen")))
+    # When it was seen may not be known: then it is not known either how long the outage was.
+    ended = F.coalesce("ended_at", F.when(F.col("is_healthy"), F.coalesce("last_seen", "began_at")))
     of_known = recorded.join(known, "server_url").select(
         "server_url",
         "began_at",
@@ -55,7 +58,8 @@ def find_outages(events: DataFrame, servers: DataFrame, *, until: datetime, keep
         )
     )
     begun = of_known.unionByName(unrecorded).where(F.col("began_at").isNull() | (F.col("began_at") < F.lit(until)))
-    return begun.withColumn("ended_at", F.when(F.col("ended_at") < F.lit(until), F.col("ended_at")))
+    ended_at = F.when(F.col("ended_at") < F.lit(until), F.col("ended_at"))
+    return begun.withColumns({"ended_at": ended_at, "is_excused": F.lit(False)})
 
 
 def _recorded(events: DataFrame) -> DataFrame:
@@ -103,7 +107,7 @@ def outage_figures(windows: DataFrame, outages: DataFrame) -> DataFrame:
     touches = (began < F.col("ends_at")) & (ended >= F.col("begins_at"))
     key = ["server_url", "window_days", "begins_at", "ends_at"]
     sums = (
-        windows.join(outages, "server_url")
+        windows.join(outages.where(~F.col("is_excused")), "server_url")
         .where(touches)
         .groupBy(*key)
         .agg(

@@ -5,8 +5,10 @@ By definition, over the days of a window, with `blamed` for the attempts whose f
 
 - reliability = delivered / blamed attempts;
 - latency = 1 up to a p95 of 1 s, falling in proportion to 0 at 15 s, which is a delivery's deadline;
-- score = 100 · (0.6 · reliability + 0.3 · uptime + 0.1 · latency). What is unknown (no attempts, nothing delivered) is
-  left out and the other weights grow in proportion;
+- arrived = delivered / (delivered + lost + owed), 1 for nothing: what waits, or was given up, did not get there;
+- present = 1 for a server that is up; one that is down loses a third for each day that it is;
+- score = 100 · arrived · present · (0.6 · reliability + 0.3 · uptime + 0.1 · latency). What is unknown (no attempts,
+  nothing delivered) is left out and the other weights grow in proportion;
 - p95 = the median of the daily p95s, each weighted by that day's deliveries: that of a typical day, which one bad day
   does not change. Percentiles of days cannot be merged into that of the window;
 - trend = reliability of the window's later half (the last 3 of 7 days, the last 15 of 30) minus that of the days
@@ -14,6 +16,8 @@ By definition, over the days of a window, with `blamed` for the attempts whose f
 
 `availability` is delivered / attempts, our own faults included, as in the daily rows, times the share of the window in
 which the server was up: while it is down deliveries are held and burn no attempts, and it is not to look better for it.
+
+`action` and `reasons` are the verdict on the server, and stand in both of its rows.
 """
 
 from __future__ import annotations
@@ -22,17 +26,22 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import DataFrame
+from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
-from db import DEFAULT_WIRE, DeliveryState, ServerHealth
-from federation.analytics.days import DAY, MONTH, WEEK, midnight
-from federation.analytics.figures.actions import advise
+from db import DEFAULT_WIRE, DeliveryState, LinkState, ServerHealth
+from federation.analytics.days import DAY, MONTH, WEEK, midnight, seconds_between
+from federation.analytics.figures.actions import PARK_AFTER, UNTOLD, advise
+from federation.analytics.figures.blacklist import refused
 from federation.analytics.figures.daily import share
+from federation.analytics.figures.keys import vouched_for
 from federation.analytics.figures.outages import outage_figures
+from federation.analytics.figures.owed import lost_deliveries, owed_figures, still_open
 from federation.analytics.frames import (
     BLACKLISTED,
     SERVER_SCORECARD,
     UNREGISTERED,
+    Action,
     AnomalyKind,
     Trend,
     Window,
@@ -55,7 +64,12 @@ SLOWEST_MS: Final = 15_000
 TREND_THRESHOLD: Final = 0.05
 TREND_ATTEMPTS: Final = 10
 
-_COUNTS: Final = ("attempts", "delivered", "blamed", "forged", "slow")
+_BAD_ACKS: Final = ("INVALID_ACK", "NO_ACK")
+"""Codes of a server that acknowledges follows in a form that is none. Whoever poses as it is told by the signature."""
+
+_OF_LINKS: Final = ("wire", "state", "reason")
+_HALVED: Final = ("delivered", "blamed", "slow", "in_time", "forged", "bad_acks")
+_COUNTS: Final = ("attempts", "delivered", "blamed", "slow", "forged", "bad_acks", "forged_later", "bad_acks_later")
 
 
 def server_scorecard(
@@ -68,6 +82,7 @@ def server_scorecard(
     deliveries: DataFrame,
     losses: DataFrame,
     links: DataFrame | None = None,
+    accepted: DataFrame | None = None,
     window: Window,
     until: datetime,
     keep: Keep = as_it_is,
@@ -79,21 +94,28 @@ def server_scorecard(
     through `keep`: of plans as long as these, every step would take Spark long to look through.
     """
     in_windows = daily_in_windows(daily, window)
-    known = keep(_judged(servers, [in_windows, deliveries, losses], until=until), by_server=True)
+    recent = lost_deliveries(deliveries, losses).where(F.col("lost_at") >= _before(F.lit(MONTH), window))
+    named = (
+        in_windows.where(F.col("delivered") > 0),
+        still_open(deliveries),
+        recent.where(F.col("state") == DeliveryState.FAILED.value),
+    )
+    known = keep(_judged(servers, named, until=until), by_server=True)
     windows = known.select("server_url", "created_at", _each_of(WINDOW_DAYS).alias("window_days")).select(
         "server_url",
         "window_days",
-        F.greatest("created_at", _window_begin("window_days", window)).alias("begins_at"),
+        F.greatest(_known_at(until), _before("window_days", window)).alias("begins_at"),
+        _before(_later_days(), window).alias("later_at"),
         F.lit(until).alias("ends_at"),
     )
     key = ["server_url", "window_days"]
     joined = (
         outage_figures(windows, outages)
-        .join(_traffic(in_windows), key, "left")
+        .join(_traffic(_with_forgeries(in_windows, servers, accepted)), key, "left")
         .join(_top_errors(in_windows), key, "left")
-        .join(_owed_figures(windows, deliveries, losses), key, "left")
+        .join(owed_figures(windows, deliveries, losses), key, "left")
         .join(_standing(known, blacklist, outages), "server_url")
-        .join(_without_registry(links, known), "server_url", "left")
+        .join(_by_links(links, known), "server_url", "left")
         .join(_key_findings(anomalies), "server_url", "left")
     )
     figures = (
@@ -103,18 +125,34 @@ def server_scorecard(
         .withColumn("uptime", F.when(F.col("state") != UNREGISTERED, F.col("uptime")))
         .withColumns({"availability": _availability(), "reliability": share("delivered", "blamed")})
         .withColumns({"latency": _latency(), "trend_change": _trend_change(), "as_of": F.lit(window.as_of)})
-        .withColumns({"score": score(), "trend": _trend()})
+        .withColumns({"score": score() * _arrived() * _present(until), "trend": _trend()})
     )
-    return advise(figures, until=until).to(SERVER_SCORECARD)
+    return _one_verdict(advise(figures, until=until)).to(SERVER_SCORECARD)
+
+
+def _one_verdict(cards: DataFrame) -> DataFrame:
+    """Give both rows of a server the graver advice with its reasons; of two alike, those of the shorter window."""
+    gravity = F.array_position(F.array(*(F.lit(action.value) for action in Action)), F.col("action"))
+    weight = gravity * 1000 - F.col("window_days")
+    of_server = Over.partitionBy("server_url")
+    return cards.withColumns({name: F.max_by(name, weight).over(of_server) for name in ("action", "reasons")})
 
 
 def _judged(servers: DataFrame, others: Iterable[DataFrame], *, until: datetime) -> DataFrame:
-    """Return the servers of the registry as `server_url`, and those of `others` that are not in it."""
+    """Return the servers of the registry as `server_url`, and those of `others` that are not in it.
+
+    A stranger that took nothing and that nothing is owed to was removed: nobody waits for advice on it.
+    """
     registered = servers.withColumnRenamed("url", "server_url").withColumn("is_registered", F.lit(True))
     named = reduce(DataFrame.union, (each.select("server_url") for each in others)).distinct()
-    strangers = named.join(registered, "server_url", "left_anti")
-    known = registered.where(F.col("created_at") < F.lit(until))
-    return known.unionByName(strangers.withColumn("is_registered", F.lit(False)), allowMissingColumns=True)
+    known = registered.join(named.withColumn("is_named", F.lit(True)), "server_url", "outer")
+    was_known = F.col("created_at").isNull() | (F.col("created_at") < F.lit(until))
+    return known.where(was_known | F.col("is_named")).withColumn("is_registered", F.col("is_registered").isNotNull())
+
+
+def _known_at(until: datetime) -> Column:
+    """Return since when a server is known; null if that is not on record, or it was introduced again after `until`."""
+    return F.when(F.col("created_at") < F.lit(until), F.col("created_at"))
 
 
 def _availability() -> Column:
@@ -154,19 +192,30 @@ def typical_p95() -> Column:
     return F.round(F.percentile("p95_ms", 0.5, weight)).cast("int")
 
 
+def _with_forgeries(in_windows: DataFrame, servers: DataFrame, accepted: DataFrame | None) -> DataFrame:
+    """Add `forged`: what was signed with another's key, since the day when somebody vouched for the registered one."""
+    forged = _rows_with(FORGERIES)
+    if accepted is None:
+        return in_windows.withColumn("forged", forged)
+    vouched = F.broadcast(vouched_for(servers, accepted))
+    is_settled = F.coalesce(F.col("day") <= F.col("accepted_on"), F.lit(False))
+    return in_windows.join(vouched, "server_url", "left").withColumn("forged", F.when(is_settled, 0).otherwise(forged))
+
+
 def _traffic(in_windows: DataFrame) -> DataFrame:
-    later = F.col("_age") < F.floor(F.col("window_days") / 2)
+    later = F.col("_age") < _later_days()
     slow = F.coalesce("slow", F.lit(0))
-    rows = in_windows.withColumns({"blamed": blamed(), "slow": slow, "in_time": F.col("delivered") - slow})
+    rows = in_windows.withColumns(
+        {"blamed": blamed(), "slow": slow, "in_time": F.col("delivered") - slow, "bad_acks": _rows_with(_BAD_ACKS)}
+    )
     return rows.groupBy("server_url", "window_days").agg(
         F.sum("attempts").alias("attempts"),
-        *(F.sum(name).alias(name) for name in ("delivered", "blamed", "slow", "in_time")),
+        *(F.sum(name).alias(name) for name in _HALVED),
         F.sum(relayed()).alias("relayed"),
-        F.sum(_rows_with(FORGERIES)).alias("forged"),
         *(
             F.sum(F.when(half, F.col(name)).otherwise(0)).alias(f"{name}_{label}")
             for label, half in (("later", later), ("before", ~later))
-            for name in ("delivered", "blamed", "slow", "in_time")
+            for name in _HALVED
         ),
         typical_p95().alias("p95_ms"),
     )
@@ -183,24 +232,21 @@ def _top_errors(in_windows: DataFrame) -> DataFrame:
 
 def _standing(known: DataFrame, blacklist: DataFrame, outages: DataFrame) -> DataFrame:
     """Return, per server, its state, since when, and what the registry says about it."""
-    refused = blacklist.groupBy("server_url").agg(
-        F.min("created_at").alias("blacklisted_at"),
-        F.max_by("reason", "created_at").alias("blacklist_reason"),
-        F.lit(True).alias("is_blacklisted"),
-    )
     last = outages.groupBy("server_url").agg(
         F.max(F.when(F.col("ended_at").isNull(), F.col("began_at"))).alias("down_since"),
         F.max("ended_at").alias("up_since"),
         F.max(F.col("ended_at").isNull()).alias("is_down"),
+        F.max(F.col("is_excused")).alias("is_excused"),
     )
     is_down = F.coalesce("is_down", F.lit(False))
     return (
-        known.join(refused, "server_url", "left")
+        known.join(refused(known, blacklist), "server_url", "left")
         .join(last, "server_url", "left")
         .select(
             "server_url",
             "unhealthy_reason",
             "blacklist_reason",
+            F.coalesce("is_excused", F.lit(False)).alias("is_excused"),
             F.when(F.col("is_blacklisted"), BLACKLISTED)
             .when(~F.col("is_registered"), UNREGISTERED)
             .when(is_down, ServerHealth.UNHEALTHY.value)
@@ -214,10 +260,16 @@ def _standing(known: DataFrame, blacklist: DataFrame, outages: DataFrame) -> Dat
     )
 
 
-def _without_registry(links: DataFrame | None, known: DataFrame) -> DataFrame:
-    """Return the servers that need no registry, as another wire has a link to them."""
-    others = known.limit(0) if links is None else links.where(F.col("wire") != DEFAULT_WIRE)
-    return others.select("server_url").distinct().withColumn("needs_no_registry", F.lit(True))
+def _by_links(links: DataFrame | None, known: DataFrame) -> DataFrame:
+    """Return, per server, whether it needs no registry, as another wire has a link to it, and why a link is closed."""
+    if links is None:
+        links = known.limit(0).select("server_url", *(F.lit(None).cast("string").alias(n) for n in _OF_LINKS))
+    closed = (F.col("state") != LinkState.UP.value) & (F.col("reason") != UNTOLD)
+    others = links.groupBy("server_url").agg(
+        F.max(F.col("wire") != DEFAULT_WIRE).alias("needs_no_registry"),
+        F.max(F.when(closed, F.col("reason"))).alias("link_reason"),
+    )
+    return others.withColumn("needs_no_registry", F.when(F.col("needs_no_registry"), True))
 
 
 def _key_findings(anomalies: DataFrame) -> DataFrame:
@@ -269,36 +321,22 @@ def _trend_change() -> Column:
     return F.when(enough, change)
 
 
-def _window_begin(days: str, window: Window) -> Column:
-    return F.timestamp_seconds(F.lit(int(midnight(window.until).timestamp())) - F.col(days) * int(DAY.total_seconds()))
+def _arrived() -> Column:
+    owing = F.col("delivered") + F.col("lost") + F.col("owed")
+    return F.when(owing > 0, F.col("delivered") / owing).otherwise(1.0)
 
 
-_LOST_STATES: Final = (DeliveryState.FAILED, DeliveryState.EXPIRED)
+def _present(until: datetime) -> Column:
+    is_down = (F.col("state") == ServerHealth.UNHEALTHY.value) & ~F.col("is_excused")
+    away = F.coalesce(seconds_between(F.col("state_since"), F.lit(until)), F.lit(PARK_AFTER.total_seconds()))
+    return F.when(is_down, F.greatest(1 - away / PARK_AFTER.total_seconds(), F.lit(0.0))).otherwise(1.0)
 
 
-def _owed_figures(windows: DataFrame, deliveries: DataFrame, losses: DataFrame) -> DataFrame:
-    """Compute `owed`, `held`, `owed_since` and `lost` of each server and window, from rows of deliveries, not attempts.
+def _later_days() -> Column:
+    return F.floor(F.col("window_days") / 2)
 
-    A delivery is owed while it is ready or held. It is lost when it has failed or expired: then its row is kept for a
-    week, and what was written down when it was purged for a year. What an operator sends again is owed again.
 
-    `windows` has `server_url`, `window_days`, `begins_at`, `ends_at`; `deliveries` and `losses` are checked ones. What
-    is owed is so now, whichever window it is told with.
-    """
-    is_open = ~F.col("state").isin([state.value for state in _LOST_STATES]) & F.col("settled_at").isNull()
-    owed = (
-        deliveries.where(is_open)
-        .groupBy("server_url")
-        .agg(
-            F.count("*").alias("owed"),
-            F.count_if(F.col("state") == DeliveryState.HELD.value).alias("held"),
-            F.min("created_at").alias("owed_since"),
-        )
-    )
-    given_up = deliveries.where(~is_open).select("id", "server_url", F.col("settled_at").alias("lost_at"))
-    lost_at = given_up.unionByName(losses.select("id", "server_url", "lost_at")).dropDuplicates(["id"])
-    inside = (F.col("lost_at") >= F.col("begins_at")) & (F.col("lost_at") < F.col("ends_at"))
-    key = ["server_url", "window_days"]
-    lost = windows.join(lost_at, "server_url").where(inside).groupBy(*key).agg(F.count("*").alias("lost"))
-    counts = {name: F.coalesce(name, F.lit(0)) for name in ("owed", "held", "lost")}
-    return windows.select(*key).join(owed, "server_url", "left").join(lost, key, "left").withColumns(counts)
+def _before(days: str | Column, window: Window) -> Column:
+    """Return the time so many days before the window's end."""
+    number = F.col(days) if isinstance(days, str) else days
+    return F.timestamp_seconds(F.lit(int(midnight(window.until).timestamp())) - number * int(DAY.total_seconds()))

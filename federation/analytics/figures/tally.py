@@ -27,19 +27,21 @@ _OF_GOOD: Final = ("server_url", "error_code", "relayed_by", "request_bytes", "r
 def tally(judged: DataFrame) -> DataFrame:
     """Count attempts that `check_attempts` has judged.
 
-    The columns: `server_url`, `day`, `error_code`, `took_ms` (of delivered ones); `reason` and `row` (of those set
-    aside); `rows`, and what they come to: `relayed`, `request_bytes`, `response_bytes`.
+    The columns: `server_url`, `day`, `error_code`, `took_ms` (of delivered ones), `hour` (of failed ones); `reason` and
+    `row` (of those set aside); `rows`, and what they come to: `relayed`, `request_bytes`, `response_bytes`.
     """
     is_good = F.col("reason").isNull()
     took = F.when(is_good & (F.col("outcome") == AttemptOutcome.DELIVERED.value), F.col("duration_ms"))
+    hour = F.floor(F.pmod(F.unix_seconds("started_at"), F.lit(86_400)) / 3_600).cast("int")
     rows = judged.select(
         "day",
         "reason",
         *(F.when(is_good, F.col(name)).alias(name) for name in _OF_GOOD),
         took.alias("took_ms"),
+        F.when(is_good & F.col("error_code").isNotNull(), hour).alias("hour"),
         F.when(~is_good, as_json(ATTEMPTS)).alias("row"),
     )
-    return rows.groupBy("server_url", "day", "error_code", "took_ms", "reason", "row").agg(
+    return rows.groupBy("server_url", "day", "error_code", "took_ms", "hour", "reason", "row").agg(
         F.count("*").alias("rows"),
         F.count("relayed_by").alias("relayed"),
         F.sum("request_bytes").alias("request_bytes"),

@@ -92,7 +92,8 @@ _INSTRUCTIONS: Final[Mapping[Action, Sequence[str | Command]]] = {
         "Somebody may pose as them. Ask their operators, by a way that does not lead over these keys. If the registered"
         " keys are right, ",
         Command("federation servers accept-key URL"),
-        " ends the report; if not, refuse the server.",
+        " ends this, also what was signed with another's key until then; a shared key is accepted for each server that"
+        " has it. If not, refuse the server.",
     ),
     Action.PARK: (
         "Nothing gets there. Tell their operators: what is owed to them is held, and expires in the end. When one is"
@@ -100,8 +101,8 @@ _INSTRUCTIONS: Final[Mapping[Action, Sequence[str | Command]]] = {
     ),
     Action.WATCH: ("Nothing to do yet; ask the operator of one that gets worse. The commands show what we see of it.",),
     Action.PRUNE: (
-        "They will hardly return. Where the probe still finds nothing, forget the server, with the follows that lead"
-        " there.",
+        "They will hardly return. Where the probe still finds nothing, drop what is owed to the server, for nobody will"
+        " take it, and forget the server then: its follows end with it, and the next report is without it.",
     ),
     Action.KEEP: ("Nothing to do.",),
 }
@@ -126,15 +127,16 @@ def commands(server: Server) -> tuple[Command, ...]:
     if not _ORIGIN.fullmatch(url):
         return ()
     probe, why = Command(f"federation servers probe {url}"), Command(f"federation why {url}")
+    if server.state == UNREGISTERED:
+        return why, Command(f"federation servers discover {url}")
     match server.action:
         case Action.REVIEW:
             return why, Command(f"federation blacklist add {url} --reason {shlex.quote(_REFUSAL)}")
         case Action.PRUNE:
-            return probe, Command(f"federation servers forget {url}")
+            drop = Command(f"federation deliveries drop --server {url} --state open")
+            return probe, *([drop] if server.owed else []), Command(f"federation servers forget {url}")
         case Action.PARK:
             return probe, why
-    if server.state == UNREGISTERED:
-        return why, Command(f"federation servers discover {url}")
     look = meaning(server.top_error).look if server.top_error else Look.WHY
     return (probe, why) if look is Look.PROBE else (why,)
 

@@ -9,7 +9,7 @@ from db import ServerHealth
 from federation.analytics.frames import BLACKLISTED, UNREGISTERED, Action
 from federation.analytics.report import wording
 from federation.analytics.report.advice import Command, commands, instruction, meaning
-from federation.analytics.report.charts import strip, strip_title
+from federation.analytics.report.charts import hours, strip, strip_title
 from federation.analytics.report.findings import BAD_DAY, MOST_WITH_DAYS
 from federation.analytics.report.markup import Column, Markup, join, pasted, short, table, tag
 
@@ -51,7 +51,7 @@ def attention(findings: Findings) -> Iterator[Markup]:
         return
     number = sum(findings.urgent_states.values())
     whose = f"{wording.plural(number, 'server')} = {by_state(findings.urgent_states)}. " if number else ""
-    first = "In each group the servers that lost the most attempts in 7 days come first."
+    first = "In each group the servers to which the most is owed, or was lost in 30 days, come first."
     told = f"{whose}{first} Each column of a strip is a day: blue got through, red did not."
     yield tag("p", told, class_="intro")
     for action in URGENT:
@@ -78,13 +78,9 @@ def _group(action: Action, findings: Findings) -> Iterator[Markup]:
 def _page(action: Action, servers: Sequence[Server], start: int, number: int) -> Markup:
     """Return the next servers of a long list, closed until somebody wants them."""
     page = servers[start : start + _PAGE]
-    title = f"{start + 1} to {start + len(page)} of {wording.count(number)} to {NAMES[action]}"
-    columns: list[Column[Server]] = [
-        Column("Server", lambda server: short(wording.server(server.url), 60)),
-        Column("Because", lambda server: "; ".join(short(reason, 120) for reason in server.reasons[:2]), wide=True),
-        Column("Got through, 7 days", lambda server: _share(server), number=True),
-        Column("Owed", lambda server: wording.count(server.owed), number=True),
-    ]
+    places = f"{start + 1} to {start + len(page)}" if len(page) > 1 else f"{start + 1}"
+    title = f"{places} of {wording.count(number)} to {NAMES[action]}"
+    columns = [_NAME, _BECAUSE, _GOT_THROUGH, *_MISSING]
     return tag("details", tag("summary", title), table(None, columns, page, name=title), class_="page")
 
 
@@ -105,7 +101,17 @@ def _patient(server: Server, findings: Findings) -> Markup:
             *(helpful or [plain]),
             class_="told",
         ),
-        tag("div", strip(strip_title(server.daily), server.daily), _numbers(server), class_="shown"),
+        tag(
+            "div",
+            strip(strip_title(server.daily), server.daily),
+            _numbers(server),
+            *(
+                (tag("p", "Failures by weekday and hour (UTC)"), hours(server.failed_hours))
+                if server.failed_hours
+                else ()
+            ),
+            class_="shown",
+        ),
         class_="patient",
     )
 
@@ -164,15 +170,31 @@ def _on_and_off(server: Server) -> str:
 
 def _lines(servers: Sequence[Server], findings: Findings, *, name: str) -> Markup:
     columns: list[Column[Server]] = [
-        Column("Server", lambda server: short(wording.server(server.url), 60)),
+        _NAME,
         Column("Since", lambda server: _since(server.since, findings) if server.since else _on_and_off(server)),
-        Column("Most often", lambda server: short(server.top_error or wording.NOTHING, 40)),
+        _BECAUSE,
         Column("30 days", lambda server: strip(strip_title(server.daily), server.daily)),
-        Column("Got through, 7 days", lambda server: _share(server), number=True),
+        _GOT_THROUGH,
+        *_MISSING,
     ]
     return table(None, columns, servers, name=name)
+
+
+def _because(server: Server) -> Markup:
+    reasons = wording.sentence("; ".join(short(reason, 120) for reason in server.reasons))
+    return join(tag("p", reasons), *(pasted(command) for command in commands(server)))
 
 
 def _share(server: Server) -> Markup:
     week = server.week
     return join(wording.percent(week.availability), tag("span", f" of {wording.count(week.attempts)}", class_="soft"))
+
+
+_NAME: Final[Column[Server]] = Column("Server", lambda server: short(wording.server(server.url), 60))
+_BECAUSE: Final[Column[Server]] = Column("Because, and what to paste", _because, wide=True)
+_GOT_THROUGH: Final[Column[Server]] = Column("Got through, 7 days", _share, number=True)
+_MISSING: Final[tuple[Column[Server], ...]] = (
+    Column("Owed", lambda server: wording.count(server.owed), number=True),
+    Column("Lost, 30 days", lambda server: wording.count(server.month.lost), number=True),
+)
+"""Columns of every list of servers that need attention."""

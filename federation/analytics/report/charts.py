@@ -13,9 +13,11 @@ from federation.analytics.report.markup import Markup, join, tag
 from federation.analytics.report.wording import day, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import date
 
+_WIDTH: Final = 520
+_HEIGHT: Final = 170
 _LEFT: Final = 46
 _TOP: Final = 12
 _BOTTOM: Final = 22
@@ -23,6 +25,9 @@ _LABEL_HEIGHT: Final = 15
 _CHARACTER: Final = 7
 _STRIP_STEP: Final = 6
 _STRIP_HEIGHT: Final = 28
+_CELL: Final = 8
+_HOURS_LEFT: Final = 26
+_WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +76,19 @@ def lines(
     scale: Callable[[float], str] | None = None,
     low: float | None = 0,
     high: float | None = None,
-    width: int = 520,
-    height: int = 170,
+    early: Collection[date] = (),
 ) -> Markup:
     """Draw lines over days, named and valued at their right end. A `low` or `high` of None depends on the values.
 
-    `write` formats the values, `scale` those of the grid; for None it is the same as `write`.
+    `write` formats the values, `scale` those of the grid; for None it is the same as `write`. A line is dashed that
+    leads to one of the `early` days, which were read before they were over.
     """
     ticks = _ticks([value for each in series for value in each.values if value is not None], low, high)
     ends = [f"{each.name} {write(value)}" for each in series for value in each.values if value is not None]
     right = 20 + _CHARACTER * max((len(end.strip()) for end in ends), default=0)
-    frame = Frame(width=width, height=height, right=right, days=days, low=ticks[0], high=ticks[-1])
-    paths = (tag("path", d=_path(frame, each.values), class_=f"line {each.style}") for each in series)
+    frame = Frame(width=_WIDTH, height=_HEIGHT, right=right, days=days, low=ticks[0], high=ticks[-1])
+    half = {place for place, each in enumerate(days) if each in early}
+    paths = (path for each in series for path in _paths(frame, each, half))
     return _svg(title, frame.size, _grid(frame, ticks, scale or write), *paths, _end_labels(frame, series, write))
 
 
@@ -92,15 +98,15 @@ def bars(
     layers: Sequence[ChartSeries],
     *,
     write: Callable[[float], str],
-    high: float | None = None,
-    width: int = 520,
-    height: int = 170,
+    early: Collection[date] = (),
+    width: int = _WIDTH,
+    height: int = _HEIGHT,
 ) -> Markup:
-    """Draw a column per day, with the layers on top of each other from zero. `high` makes several charts comparable."""
+    """Draw a column per day, with the layers on top of each other from zero; one of an `early` day is pale."""
     totals = [sum(layer.values[place] or 0 for layer in layers) for place in range(len(days))]
-    ticks = _ticks(list(totals), 0, high)
+    ticks = _ticks(list(totals), 0, None)
     frame = Frame(width=width, height=height, right=20, days=days, low=0, high=ticks[-1])
-    columns = [_column(frame, layers, place) for place in range(len(days))]
+    columns = [_column(frame, layers, place, " early" if each in early else "") for place, each in enumerate(days)]
     return _svg(title, frame.size, _grid(frame, ticks, write), *columns)
 
 
@@ -139,6 +145,27 @@ def _bar(x: int, top: float, bottom: float) -> str:
     return f"M{x} {bottom:.4g}V{top:.4g}h{_STRIP_STEP - 1}V{bottom:.4g}z" if bottom - top >= 0.01 else ""
 
 
+def hours(failed: Sequence[Sequence[int]]) -> Markup:
+    """Draw a cell per hour of the day and day of the week: the more attempts failed in it, the darker it is."""
+    most = max((number for day in failed for number in day), default=0)
+    cells, texts = [], []
+    for row, day_ in enumerate(failed):
+        y = row * _CELL
+        texts.append(tag("text", _WEEKDAYS[row], x=0, y=y + _CELL - 1, class_="tick"))
+        for hour, number in enumerate(day_):
+            level = math.ceil(4 * number / most) if number else 0
+            x = _HOURS_LEFT + hour * _CELL
+            cells.append(tag("rect", x=x, y=y, width=_CELL - 1, height=_CELL - 1, class_=f"heat{level}"))
+    bottom = len(failed) * _CELL
+    texts += [
+        tag("text", f"{hour:02}", x=_HOURS_LEFT + hour * _CELL, y=bottom + 10, class_="tick") for hour in (0, 6, 12, 18)
+    ]
+    total = [sum(column) for column in zip(*failed, strict=True)]
+    worst = max(range(len(total)), key=lambda hour: total[hour])
+    title = f"failures by weekday and hour in UTC: most at {worst:02}:00, {total[worst]} of {sum(total)}"
+    return _svg(title, (_HOURS_LEFT + 24 * _CELL, bottom + 12), *cells, *texts, style="hours")
+
+
 def strip_title(ratios: Sequence[float | None]) -> str:
     """Describe what a strip shows, for those who do not see it."""
     known = [ratio for ratio in ratios if ratio is not None]
@@ -164,6 +191,15 @@ def _grid(frame: Frame, ticks: Sequence[float], write: Callable[[float], str]) -
     places = sorted({0, last // 2, last}) if last >= 0 else []
     dates = [tag("text", day(frame.days[at]), x=frame.x(at), y=frame.height - 5, class_="tick middle") for at in places]
     return join(*rows, *dates)
+
+
+def _paths(frame: Frame, series: ChartSeries, half: Collection[int]) -> Iterator[Markup]:
+    """Yield a line, and what of it leads to the days of `half`."""
+    whole = [None if place in half else value for place, value in enumerate(series.values)]
+    yield tag("path", d=_path(frame, whole), class_=f"line {series.style}")
+    if half:
+        rest = [value if {place, place + 1} & set(half) else None for place, value in enumerate(series.values)]
+        yield tag("path", d=_path(frame, rest), class_=f"line {series.style} early")
 
 
 def _path(frame: Frame, values: Sequence[float | None]) -> str:
@@ -198,14 +234,14 @@ def _end_labels(frame: Frame, series: Sequence[ChartSeries], write: Callable[[fl
     return join(*labels)
 
 
-def _column(frame: Frame, layers: Sequence[ChartSeries], place: int) -> Markup:
+def _column(frame: Frame, layers: Sequence[ChartSeries], place: int, look: str) -> Markup:
     bottom, parts = 0.0, []
     for layer in layers:
         value = layer.values[place]
         if value:
             top, base = frame.y(bottom + value), frame.y(bottom)
             x, width = frame.x(place) - frame.step / 2, max(frame.step - 2, 0.5)
-            parts.append(tag("rect", x=x, y=top, width=width, height=base - top, class_=f"bar {layer.style}"))
+            parts.append(tag("rect", x=x, y=top, width=width, height=base - top, class_=f"bar {layer.style}{look}"))
             bottom += value
     return join(*parts)
 

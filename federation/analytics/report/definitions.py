@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from federation.analytics.report.findings import BAD_DAY, FEWEST_ATTEMPTS
+from federation.analytics.report.findings import BAD_DAY
 from federation.analytics.report.markup import Markup, join, tag
 from federation.analytics.report.wording import percent
 
@@ -69,15 +69,21 @@ _DEFINITIONS: Final = (
     (
         "Score",
         "From 0 to 100: mostly the share of attempts that got through, failures of our own left out, then the time the"
-        " server was up, then its latency; federation/analytics/figures/scorecard.py has the formula. The rankings here"
-        f" leave out servers with fewer than {FEWEST_ATTEMPTS} attempts in 30 days.",
+        " server was up, then its latency; less by the part of its deliveries that is owed or was lost, and nothing for"
+        " a server that is down for three days. federation/analytics/figures/scorecard.py has the formula.",
     ),
     (
         "Advice",
-        "The more urgent of what the 7 and the 30 days suggest: review for blacklist (its keys or answers are not its"
-        " own), prune (down for a month), park (down, or taking nothing, for days), watch (unreliable lately, slow,"
-        " often down, reached by relays, owed something for days though it is up, or not in the registry), keep. What"
-        " is well for the later half of a window is well. It is advice; nothing acts on it by itself.",
+        "The more urgent of what the 7 and the 30 days suggest: review for blacklist (its keys are not its own, or a"
+        " tenth of its answers are signed with another's), prune (down for a month), park (down, or taking nothing, for"
+        " days), watch (unreliable lately, losing deliveries, acknowledging badly, slow, often down, reached by relays,"
+        " owed something for days though it is up, or not in the registry), keep. What is well for the later half of a"
+        " window is well. It is advice; nothing acts on it by itself.",
+    ),
+    (
+        "This node's own trouble",
+        "Hours in which more than half of the servers tried on a day, and at least three, went down together, or days"
+        " on which this node did nothing at all. They are nobody's outage, in any advice.",
     ),
     (
         "Relay ranking",

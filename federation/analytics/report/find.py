@@ -27,6 +27,7 @@ from federation.analytics.data.results import (
 )
 from federation.analytics.days import MONTH, WEEK, instant
 from federation.analytics.frames import UNREGISTERED, Action
+from federation.analytics.jvm import size_of
 from federation.analytics.report.findings import (
     DAYS,
     LATENCY_BOUNDS_MS,
@@ -45,6 +46,7 @@ from federation.analytics.report.findings import (
     Day,
     ErrorCode,
     Findings,
+    Hours,
     RelayedServer,
     RelayFinding,
     Relaying,
@@ -68,7 +70,7 @@ from federation.analytics.report.verdicts import (
     with_days,
     worst_and_best,
 )
-from federation.analytics.session import few_rows, size_of
+from federation.analytics.session import few_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -179,7 +181,7 @@ def _find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> F
     wanted = [as_of - timedelta(days=back) for back in reversed(range(DAYS))]
     scorecards = read_dated(spark, out, SERVER_SCORECARD, as_of)
     network = read_days(spark, out, NETWORK_SUMMARY, wanted).orderBy("day").collect()
-    days = tuple(Day(**{name: row[name] for name in Day.__dataclass_fields__}) for row in network)
+    days = tuple(map(_day, network))
     codes = _error_totals(network)
     stored = read_days(spark, out, SERVER_DAILY, wanted)
     by_day = _by_day(stored)
@@ -191,7 +193,7 @@ def _find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> F
         counted, total = counts(found), totals(found)
         attention, (worst, best) = urgent(found), worst_and_best(found)
         shown = {row["server_url"] for row in (*with_days(attention), *worst, *best)}
-        daily = _availability(stored, shown)
+        daily, hours = _availability(stored, shown), _failed_hours(stored, shown)
         relays = read_dated(spark, out, RELAY_CANDIDATES, as_of)
         anomalies = read_dated(spark, out, KEY_ANOMALIES, as_of)
         return Findings(
@@ -202,17 +204,17 @@ def _find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> F
             actions=actions(counted),
             states=states(counted),
             urgent_states=states(row for row in counted if row["urgency"] > 1),
-            attention=servers_of(attention, days, daily, shown=shown),
+            attention=servers_of(attention, days, daily, hours, shown=shown),
             changes=changes(spark, out, as_of, found),
             turnover=turnover(spark, out, as_of),
-            obligations=obligations(found, total),
+            obligations=obligations(found, total, _owed_by_day(spark, out, as_of)),
             outages=outages(found, total),
             relaying=_relaying(stored, [by_day.get(day.day) for day in days]),
             completeness=_completeness(computed, wanted, days, by_day.values(), quarantine),
             busiest=busiest(found),
             week_attempts=total["week_attempts"],
-            worst=servers_of(worst, days, daily, shown=shown),
-            best=servers_of(best, days, daily, shown=shown),
+            worst=servers_of(worst, days, daily, hours, shown=shown),
+            best=servers_of(best, days, daily, hours, shown=shown),
             latencies=spread(found, "week.p95_ms", [sf.col("week.p95_ms") > bound for bound in LATENCY_BOUNDS_MS]),
             scores=spread(found, "month.score", [sf.col("month.score") >= bound for bound in SCORE_BOUNDS]),
             relays=_relays(relays),
@@ -290,6 +292,34 @@ def _availability(daily: DataFrame, urls: Iterable[str]) -> dict[tuple[str, date
     known = daily.where(sf.col("server_url").isin(sorted(urls)) & sf.col("availability").isNotNull())
     rows = known.select("server_url", "day", "availability").collect()
     return {(row["server_url"], row["day"]): row["availability"] for row in rows}
+
+
+def _failed_hours(daily: DataFrame, urls: Iterable[str]) -> dict[str, Hours]:
+    """Count the failures of each server by weekday and hour."""
+    known = daily.where(sf.col("server_url").isin(sorted(urls))).select(
+        "server_url", sf.weekday("day").alias("weekday"), sf.explode("failed_hours").alias("hour", "failed")
+    )
+    sums = known.groupBy("server_url", "weekday", "hour").agg(sf.sum("failed").alias("failed")).collect()
+    found: dict[str, list[list[int]]] = {}
+    for row in sums:
+        week = found.setdefault(row["server_url"], [[0] * 24 for _ in range(WEEK)])
+        week[row["weekday"]][row["hour"]] = row["failed"]
+    return {url: tuple(map(tuple, week)) for url, week in found.items()}
+
+
+def _owed_by_day(spark: SparkSession, out: Place, as_of: date) -> list[tuple[date, int, int]]:
+    """Return what was owed, and of that held, as each of the results of 30 days has it."""
+    days = [*_stored(out, as_of), as_of]
+    cards = read_days(spark, out, SERVER_SCORECARD, days, ("as_of", "window_days", "owed", "held"))
+    sums = cards.where(sf.col("window_days") == WEEK).groupBy("as_of")
+    rows = sums.agg(*(sf.coalesce(sf.sum(name), sf.lit(0)).alias(name) for name in ("owed", "held"))).orderBy("as_of")
+    return [(row["as_of"], row["owed"], row["held"]) for row in rows.collect()]
+
+
+def _day(row: Row) -> Day:
+    known = {name: row[name] for name in Day.__dataclass_fields__}
+    # Days that an earlier version computed lack these.
+    return Day(**known | {"lost": row["lost"] or 0, "own_trouble": tuple(row["own_trouble"] or ())})
 
 
 def _relays(candidates: DataFrame) -> tuple[RelayFinding, ...]:

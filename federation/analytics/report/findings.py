@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from federation.analytics.days import MONTH
 
@@ -28,6 +28,9 @@ MOST_QUARANTINE: Final = 30
 FEWEST_ATTEMPTS: Final = 20
 """A server with fewer attempts in 30 days is neither among the best nor among the worst."""
 
+Hours: TypeAlias = tuple[tuple[int, ...], ...]
+"""Failed attempts by the hour of the day, in UTC, for each day of the week from Monday on; or nothing."""
+
 BAD_DAY: Final = 0.9
 """A day is a bad one if a smaller share of the attempts at a server got through."""
 
@@ -50,6 +53,8 @@ class Day:
     top10_share: float | None
     p50_ms: int | None
     p95_ms: int | None
+    lost: int = 0
+    own_trouble: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +94,7 @@ class Since:
 class Server:
     """One server and the verdict on it.
 
-    `daily` is its availability on the days of `Findings.days`, or empty for one of a long list.
+    `daily` is its availability on the days of `Findings.days`, or empty for one of a long list, as are `failed_hours`.
     """
 
     url: str
@@ -105,6 +110,7 @@ class Server:
     held: int = 0
     owed_since: datetime | None = None
     daily: tuple[float | None, ...] = ()
+    failed_hours: Hours = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +147,10 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obligations:
-    """What is owed to all servers, of that held, and since when; what was lost for good. `servers` have the most."""
+    """What is owed to all servers, of that held, and since when; what was lost for good. `servers` have the most.
+
+    `history` has what was owed, and of that held, by the day of each of the results of 30 days.
+    """
 
     owed: int
     held: int
@@ -151,6 +160,7 @@ class Obligations:
     owed_servers: int
     lost_servers: int
     servers: tuple[Server, ...]
+    history: tuple[tuple[date, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

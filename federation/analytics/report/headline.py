@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _SICK_NETWORK: Final = 0.5
 _OWN_SHARE: Final = 0.01
+_MOST_SPELLS: Final = 10
 
 
 def lede(findings: Findings) -> Markup:
@@ -128,6 +129,10 @@ def _tile(name: str, value: str, told: str, *, bad: bool = False) -> Markup:
 
 def alerts(findings: Findings) -> Iterator[Markup]:
     """Yield what is wrong on this side, which no list of servers would show."""
+    if spells := [f"{wording.day(each.day)} {hours}" for each in findings.days for hours in each.own_trouble]:
+        more = f" and {wording.plural(len(spells) - _MOST_SPELLS, 'more time')}" if len(spells) > _MOST_SPELLS else ""
+        told = f"{', '.join(spells[-_MOST_SPELLS:])}{more} (UTC). These hours count as nobody's outage. "
+        yield _alert("Most servers failed together, or this node did nothing: ", told, own_commands(()))
     ours = {code: number for code, number in findings.error_totals.items() if meaning(code).ours}
     if sum(ours.values()) >= _OWN_SHARE * max(sum(findings.error_totals.values()), 1):
         told = "; ".join(f"{code} ({wording.count(number)}): {meaning(code).text}" for code, number in ours.items())

@@ -13,7 +13,7 @@ from federation.analytics.report.findings import LATENCY_BOUNDS_MS, SCORE_BOUNDS
 from federation.analytics.report.markup import Column, Markup, join, plain_table, scrolling, short, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from datetime import date
 
     from federation.analytics.report.findings import Day, ErrorCode, Findings
@@ -22,12 +22,52 @@ if TYPE_CHECKING:
 def network(findings: Findings) -> Markup:
     if not findings.days:
         return tag("p", "No day has been computed.", class_="intro")
+    early = findings.completeness.early
     dates = [each.day for each in findings.days]
-    figures = (*_outcomes(findings.days, dates), *_traffic(findings.days, dates, findings.relaying.daily))
-    return tag("div", *figures, class_="charts")
+    figures = (
+        *_outcomes(findings.days, dates, early),
+        *_traffic(findings.days, dates, early, findings.relaying.daily),
+    )
+    half = f"Not over when read, and so pale or dashed: {wording.days(early)}."
+    return join(tag("p", half, class_="intro") if early else None, tag("div", *figures, class_="charts"))
 
 
-def _outcomes(days: Sequence[Day], dates: Sequence[date]) -> tuple[Markup, ...]:
+def owed_and_lost(findings: Findings) -> Markup:
+    """Return charts of what was owed and held on each day of which there are results, and of what was lost."""
+    history = findings.obligations.history
+    days, owed, held = [day for day, _, _ in history], [owed for _, owed, _ in history], [held for *_, held in history]
+    dates, lost = [each.day for each in findings.days], [each.lost for each in findings.days]
+    return tag(
+        "div",
+        _figure(
+            "Owed and held",
+            "At the end of each day of which there are results.",
+            lines(
+                "Deliveries owed and held, per day",
+                days,
+                [ChartSeries(name="owed", values=owed), ChartSeries(name="held", values=held, style="second")],
+                write=_whole,
+                scale=_compact,
+            ),
+            _numbers(days, {"owed": owed, "held": held}, _whole),
+        ),
+        _figure(
+            "Lost for good",
+            "Deliveries that were refused for good, or too old.",
+            bars(
+                "Deliveries lost, per day",
+                dates,
+                [ChartSeries(name="lost", values=lost, style="bad")],
+                write=_compact,
+                early=findings.completeness.early,
+            ),
+            _numbers(dates, {"lost": lost}, _whole),
+        ),
+        class_="charts",
+    )
+
+
+def _outcomes(days: Sequence[Day], dates: Sequence[date], early: Collection[date]) -> tuple[Markup, ...]:
     success = [each.success_rate for each in days]
     known, healthy = [each.servers_known for each in days], [each.servers_healthy for each in days]
     delivered = [each.delivered for each in days]
@@ -40,6 +80,7 @@ def _outcomes(days: Sequence[Day], dates: Sequence[date]) -> tuple[Markup, ...]:
                 "Share of attempts that got through, per day",
                 dates,
                 [ChartSeries(name="", values=success)],
+                early=early,
                 write=wording.percent,
                 low=None,
                 high=1,
@@ -53,6 +94,7 @@ def _outcomes(days: Sequence[Day], dates: Sequence[date]) -> tuple[Markup, ...]:
                 "Servers known and healthy, per day",
                 dates,
                 [ChartSeries(name="known", values=known, style="second"), ChartSeries(name="healthy", values=healthy)],
+                early=early,
                 write=_whole,
             ),
             _numbers(dates, {"known": known, "healthy": healthy}, _whole),
@@ -67,6 +109,7 @@ def _outcomes(days: Sequence[Day], dates: Sequence[date]) -> tuple[Markup, ...]:
                     ChartSeries(name="got through", values=delivered),
                     ChartSeries(name="failed", values=failed, style="bad"),
                 ],
+                early=early,
                 write=_compact,
             ),
             _numbers(dates, {"got through": delivered, "failed": failed}, _whole),
@@ -74,7 +117,9 @@ def _outcomes(days: Sequence[Day], dates: Sequence[date]) -> tuple[Markup, ...]:
     )
 
 
-def _traffic(days: Sequence[Day], dates: Sequence[date], relayed: Sequence[int]) -> tuple[Markup, ...]:
+def _traffic(
+    days: Sequence[Day], dates: Sequence[date], early: Collection[date], relayed: Sequence[int]
+) -> tuple[Markup, ...]:
     p50, p95 = [each.p50_ms for each in days], [each.p95_ms for each in days]
     top10 = [each.top10_share for each in days]
     return (
@@ -85,6 +130,7 @@ def _traffic(days: Sequence[Day], dates: Sequence[date], relayed: Sequence[int])
                 "Latency per day: p50 and p95",
                 dates,
                 [ChartSeries(name="p95", values=p95), ChartSeries(name="p50", values=p50, style="second")],
+                early=early,
                 write=wording.milliseconds,
             ),
             _numbers(dates, {"p50": p50, "p95": p95}, wording.milliseconds),
@@ -96,6 +142,7 @@ def _traffic(days: Sequence[Day], dates: Sequence[date], relayed: Sequence[int])
                 "Share of attempts that went to the ten busiest servers, per day",
                 dates,
                 [ChartSeries(name="", values=top10)],
+                early=early,
                 write=wording.percent,
                 high=1,
             ),
@@ -108,6 +155,7 @@ def _traffic(days: Sequence[Day], dates: Sequence[date], relayed: Sequence[int])
                 "Deliveries through relays, per day",
                 dates,
                 [ChartSeries(name="through relays", values=relayed)],
+                early=early,
                 write=_compact,
             ),
             _numbers(dates, {"through relays": relayed}, _whole),
@@ -116,11 +164,10 @@ def _traffic(days: Sequence[Day], dates: Sequence[date], relayed: Sequence[int])
 
 
 def errors(findings: Findings) -> Markup:
-    """Return one small chart per code, all on one scale, the most frequent first."""
+    """Return one small chart per code, each on its own scale, the most frequent first."""
     if not findings.errors:
         return tag("p", "No attempt failed.", class_="intro")
     dates = [each.day for each in findings.days]
-    highest = max(max(each.daily, default=0) for each in findings.errors)
     length = compare(findings.days).now.days
     figures = [
         _figure(
@@ -131,7 +178,7 @@ def errors(findings: Findings) -> Markup:
                 dates,
                 [ChartSeries(name=each.code, values=each.daily)],
                 write=_compact,
-                high=highest,
+                early=findings.completeness.early,
                 width=340,
                 height=120,
             ),
@@ -145,7 +192,7 @@ def errors(findings: Findings) -> Markup:
     told = (
         f"{wording.count(shown + rest)} attempts failed in these days, {wording.count(shown)} of them with these codes"
     )
-    intro = f"{told}; all charts are on one scale.{others}"
+    intro = f"{told}; each chart has its own scale.{others}"
     return join(tag("p", intro, class_="intro"), tag("div", *figures, class_="charts three"))
 
 

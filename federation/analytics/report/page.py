@@ -10,14 +10,14 @@ from federation.analytics import REPORT_FILE
 from federation.analytics.data.results import write_text
 from federation.analytics.report import wording
 from federation.analytics.report.advice import Command, listing
-from federation.analytics.report.attention import STATES, attention
+from federation.analytics.report.attention import NAMES, STATES, attention
 from federation.analytics.report.changed import changed, heading, turnover
 from federation.analytics.report.charts import strip, strip_title
 from federation.analytics.report.definitions import definitions
 from federation.analytics.report.findings import DAYS, FEWEST_ATTEMPTS
 from federation.analytics.report.headline import alerts, lede, tiles
 from federation.analytics.report.markup import Column, Markup, join, pasted, short, table, tag
-from federation.analytics.report.network_charts import errors, network, spread
+from federation.analytics.report.network_charts import errors, network, owed_and_lost, spread
 from federation.analytics.report.wording import day_and_year, moment
 
 if TYPE_CHECKING:
@@ -110,9 +110,13 @@ def _section(id_: str, title: str, *content: Markup | None) -> Markup:
 
 def _worst_and_best(findings: Findings) -> Markup:
     if not findings.worst:
-        return tag("p", f"No server had {FEWEST_ATTEMPTS} attempts or more.", class_="intro")
+        return tag("p", f"No server needs attention, or had {FEWEST_ATTEMPTS} attempts or more.", class_="intro")
+    told = (
+        "The gravest advice first, then the lowest score over 30 days; and the other way round, of servers with"
+        f" {FEWEST_ATTEMPTS} attempts or more."
+    )
     return join(
-        tag("p", f"By score over 30 days, of servers with {FEWEST_ATTEMPTS} attempts or more.", class_="intro"),
+        tag("p", told, class_="intro"),
         tag("div", _ranking("Worst", findings.worst), _ranking("Best", findings.best), class_="charts"),
     )
 
@@ -120,6 +124,7 @@ def _worst_and_best(findings: Findings) -> Markup:
 def _ranking(title: str, servers: Sequence[Server]) -> Markup:
     columns: list[Column[Server]] = [
         Column("Server", lambda server: short(wording.server(server.url), 60)),
+        Column("Advice", lambda server: NAMES[server.action]),
         Column("30 days", lambda server: strip(strip_title(server.daily), server.daily)),
         Column("Score", lambda server: wording.score(server.month.score), number=True),
         Column("Got through", lambda server: wording.percent(server.month.availability), number=True),
@@ -254,6 +259,7 @@ def owed(findings: Findings) -> Markup:
         commands += [Command(f"federation deliveries list --state {state}") for state in ("failed", "expired")]
     return join(
         tag("p", told, class_="intro"),
+        owed_and_lost(findings),
         table(None, columns, found.servers, name="Servers to which the most is owed"),
         _more(findings),
         tag("p", "All of it by state and server, what waits for one server, and what was lost in 7 days:"),

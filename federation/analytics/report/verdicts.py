@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from federation.analytics.report.findings import (
     MOST_RANKED,
     MOST_WITH_DAYS,
     Day,
+    Hours,
     Obligations,
     Outages,
     Period,
@@ -39,14 +41,12 @@ _PERIOD_COUNTS: Final = ("attempts", "delivered", "failures", "lost")
 
 
 def verdicts(scorecards: DataFrame) -> DataFrame:
-    """Return one row per server: both its windows, the more urgent action, and why."""
+    """Return one row per server: both its windows, the verdict, which stands in both of its cards, and why."""
     urgency = sf.array_position(sf.array(*(sf.lit(action.value) for action in URGENCY)), sf.col("action"))
-    # If both windows ask for the same action, the shorter one says why.
-    weight = urgency * 1000 - sf.col("window_days")
     reasons = sf.transform(sf.slice("reasons", 1, 5), lambda reason: sf.substring(reason, 1, 300))
     return scorecards.groupBy("server_url").agg(
         sf.max(urgency).alias("urgency"),
-        sf.max_by(reasons, weight).alias("reasons"),
+        sf.max_by(reasons, urgency).alias("reasons"),
         _of_window(WEEK, "week"),
         _of_window(MONTH, "month"),
         *(sf.min_by(name, "window_days").alias(name) for name in _SERVER),
@@ -61,9 +61,13 @@ def _of_window(days: int, name: str) -> Column:
 
 
 def urgent(found: DataFrame) -> list[Row]:
-    """Return those that need attention, the most urgent advice first; each list is cut short."""
+    """Return those that need attention, the most urgent advice first, then what did not arrive; each list is cut short.
+
+    What is owed to a server that is down is held, and makes no attempts: they tell less than what waits and was lost.
+    """
     failed = sf.coalesce(sf.col("week.attempts") - sf.col("week.delivered"), sf.lit(0))
-    place = sf.row_number().over(Over.partitionBy("urgency").orderBy(failed.desc(), "server_url"))
+    order = (_missing().desc(), failed.desc(), "server_url")
+    place = sf.row_number().over(Over.partitionBy("urgency").orderBy(*order))
     rows = found.where(sf.col("urgency") > 1).withColumn("place", place).where(sf.col("place") <= MOST_PER_ACTION)
     return rows.orderBy(sf.desc("urgency"), "place").collect()
 
@@ -83,11 +87,19 @@ def with_days(rows: Iterable[Row]) -> list[Row]:
 
 
 def worst_and_best(found: DataFrame) -> tuple[list[Row], list[Row]]:
-    judged = found.where(sf.col("month.score").isNotNull() & (sf.col("month.attempts") >= FEWEST_ATTEMPTS))
+    """Return the servers at both ends: by their advice, then by their score."""
     traffic = sf.col("month.attempts")
-    worst = judged.orderBy(sf.asc("month.score"), traffic.desc(), "server_url")
-    best = judged.orderBy(sf.desc("month.score"), traffic.desc(), "server_url")
+    known = found.where(sf.col("month.score").isNotNull() & (traffic >= FEWEST_ATTEMPTS) | (sf.col("urgency") > 1))
+    worst = known.orderBy(sf.desc("urgency"), sf.asc("month.score"), _missing().desc(), traffic.desc(), "server_url")
+    best = known.where(traffic >= FEWEST_ATTEMPTS).orderBy(
+        "urgency", sf.desc("month.score"), traffic.desc(), "server_url"
+    )
     return worst.limit(MOST_RANKED).collect(), best.limit(MOST_RANKED).collect()
+
+
+def _missing() -> Column:
+    """Return how many deliveries have not arrived: owed, or lost for good in 30 days."""
+    return sf.col("owed") + _number("month.lost")
 
 
 def totals(found: DataFrame) -> Row:
@@ -117,10 +129,10 @@ def busiest(found: DataFrame) -> tuple[Server, ...]:
     return _listed(tried.orderBy(sf.desc("week.attempts"), "server_url"))
 
 
-def obligations(found: DataFrame, total: Row) -> Obligations:
-    """Return what is owed and lost in all, and the servers with the most of it."""
+def obligations(found: DataFrame, total: Row, history: Sequence[tuple[date, int, int]]) -> Obligations:
+    """Return what is owed and lost in all, what was owed on earlier days, and the servers with the most of it."""
     lost = _number("month.lost")
-    most = found.where((sf.col("owed") > 0) | (lost > 0)).orderBy(sf.desc("owed"), lost.desc(), "server_url")
+    most = found.where(_missing() > 0).orderBy(_missing().desc(), lost.desc(), "server_url")
     return Obligations(
         owed=total["owed"],
         held=total["held"],
@@ -130,6 +142,7 @@ def obligations(found: DataFrame, total: Row) -> Obligations:
         owed_servers=total["owed_servers"],
         lost_servers=total["lost_servers"],
         servers=_listed(most),
+        history=tuple(history),
     )
 
 
@@ -181,14 +194,23 @@ def spread(found: DataFrame, value: str, above: Sequence[Column]) -> tuple[int, 
 
 
 def servers_of(
-    rows: Iterable[Row], days: Sequence[Day], availability: Mapping[tuple[str, date], float], *, shown: set[str]
+    rows: Iterable[Row],
+    days: Sequence[Day],
+    availability: Mapping[tuple[str, date], float],
+    hours: Mapping[str, Hours],
+    *,
+    shown: set[str],
 ) -> tuple[Server, ...]:
-    """Return the servers of the rows, those of `shown` with their days."""
+    """Return the servers of the rows, those of `shown` with their days, and the hours of their failures."""
 
     def daily(url: str) -> tuple[float | None, ...]:
         return tuple(availability.get((url, each.day)) for each in days) if url in shown else ()
 
-    return tuple(_server(row, days, daily(row["server_url"])) for row in rows)
+    def server(row: Row) -> Server:
+        url = row["server_url"]
+        return replace(_server(row, days, daily(url)), failed_hours=hours.get(url, ()))
+
+    return tuple(map(server, rows))
 
 
 def _listed(ordered: DataFrame) -> tuple[Server, ...]:

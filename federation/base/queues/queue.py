@@ -15,10 +15,12 @@ from federation.base.errors import ConfigurationError
 from federation.base.queues.redis import bullmq_connection
 from federation.base.queues.storages import bullmq_url
 from federation.base.settings.settings import Settings
+from workers import QueueOptions
 from workers.checks import MAX_DELAY
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
 from workers.jobs import DROP, NewJob, Retention
+from workers.metadata import check_meta
 from workers.queue import Queue
 from workers.retry import RetryPolicy
 from workers.specs import DEFAULT_NAME, Enqueued, JobSpec
@@ -33,9 +35,9 @@ MAX_NUMBER: Final = 2**53
 FOREVER: Final = timedelta(days=36_500)
 
 COMMON: Final = frozenset(
-    ("jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail", "sizeLimit")
+    ("jobId", "delay", "attempts", "backoff", "priority", "removeOnComplete", "removeOnFail", "sizeLimit", "meta")
 )
-"""Options that every storage can keep, in most of their forms."""
+"""Options that every storage can keep, in most of their forms; `meta` is that of a `JobSpec`, and not BullMQ's."""
 FLAGS: Final = frozenset(
     (
         *("lifo", "failParentOnFailure", "continueParentOnFailure"),
@@ -87,6 +89,7 @@ def spec_of(defaults: JobSpec, storage: Storage, name: str, data: object, opts: 
         keep_completed=completed,
         keep_failed=failed,
         deduplication=deduplication,
+        meta=check_meta(opts["meta"]) if "meta" in opts else None,
         node_options=others,
         size_limit=_number("sizeLimit", opts["sizeLimit"]) if opts.get("sizeLimit") else None,
     )
@@ -202,9 +205,10 @@ class JobQueue(Queue):
 
         On every storage: `jobId`, `delay` (ms), `attempts`, `backoff` (ms, or `{type, delay, jitter}` with type `fixed`
         or `exponential`), `priority`, `sizeLimit` (bytes), `removeOnComplete`, `removeOnFail` (a bool, or `{age}` in
-        seconds), and `deduplication` where the storage keeps keys. On BullMQ also: other types of `backoff`, how many
-        records to keep, all modes of `deduplication`, `lifo` (on Bull too), `timestamp`, `keepLogs`, `stackTraceLimit`,
-        `telemetry`, `parent` and what a failure means to it. The id of a `parent` is that in Redis.
+        seconds), `meta` (see `JobSpec`), and `deduplication` where the storage keeps keys. On BullMQ also: other types
+        of `backoff`, how many records to keep, all modes of `deduplication`, `lifo` (on Bull too), `timestamp`,
+        `keepLogs`, `stackTraceLimit`, `telemetry`, `parent` and what a failure means to it. The id of a `parent` is
+        that in Redis.
 
         Raises:
             ValueError: an unknown option, or a value that BullMQ would not accept; the message says which.
@@ -303,7 +307,7 @@ def health_check_queue(settings: Settings, storage: Storage) -> JobQueue:
 
 def discovery_queue(storage: Storage) -> Queue:
     """Make the discovery queue: one attempt per job, as the asking delivery is itself tried again; jobs kept 5 s."""
-    return Queue(storage, max_attempts=1, result_ttl=KEEP_DISCOVERED, keep_failed=KEEP_DISCOVERED)
+    return Queue(storage, max_attempts=1, result_ttl=KEEP_DISCOVERED, options=QueueOptions(keep_failed=KEEP_DISCOVERED))
 
 
 def tasks_queue(storage: Storage) -> Queue:
@@ -311,7 +315,7 @@ def tasks_queue(storage: Storage) -> Queue:
 
     Completed jobs are kept 24 h, failed ones 7 days.
     """
-    return Queue(storage, result_ttl=KEEP_TASKS, keep_failed=KEEP_FAILED)
+    return Queue(storage, result_ttl=KEEP_TASKS, options=QueueOptions(keep_failed=KEEP_FAILED))
 
 
 def delivery_backoff(settings: Settings) -> RetryPolicy:

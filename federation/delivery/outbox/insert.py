@@ -8,6 +8,7 @@ connection. What was planned in a session waits in its `Pending` for the commit,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -25,6 +26,7 @@ from federation.delivery.rows import PlannedJob, delivery_job
 from federation.protocol.urls import canonical_origin
 from workers.checks import check_text
 from workers.clock import Clock, SystemClock
+from workers.metadata import encode_meta
 
 BATCH: Final = 1_000
 """Rows in one statement, and jobs in one round trip."""
@@ -49,7 +51,7 @@ class Planned:
     """Jobs of one name to add when `stored` is committed: per delivery its id, target URL and server URL.
 
     `payload_id` is the text they share, None where each row has its own; `owed` has the ids of all deliveries that were
-    written, including those that have no job yet.
+    written, including those that have no job yet. `trace` is what the caller was doing, for the spans of attempts.
     """
 
     stored: object
@@ -57,11 +59,17 @@ class Planned:
     deliveries: Sequence[Delivery]
     payload_id: str | None = None
     owed: tuple[str, ...] = ()
+    trace: str | None = None
 
     def jobs(self) -> Iterator[PlannedJob]:
         for delivery_id, target_url, server_url in self.deliveries:
             yield delivery_job(
-                self.name, delivery_id, target_url=target_url, server_url=server_url, payload_id=self.payload_id
+                self.name,
+                delivery_id,
+                target_url=target_url,
+                server_url=server_url,
+                payload_id=self.payload_id,
+                trace=self.trace,
             )
 
 
@@ -108,10 +116,11 @@ class OutboxInserter:
         now = self._clock.now()
         place = stand(session, [server_url], ordering_key, wire)[server_url]
         values = self._row_values((delivery, ordering_key, place), now)
-        row = DeliveryJob(payload=payload, created_at=now, job_name=name, wire=wire, **values)
+        trace = _trace()
+        row = DeliveryJob(payload=payload, created_at=now, job_name=name, wire=wire, trace=trace, **values)
         session.add(row)
         ready = [delivery] if row.state is DeliveryState.READY else []
-        return Planned(stored=row, name=name, deliveries=ready, owed=(row.id,))
+        return Planned(stored=row, name=name, deliveries=ready, owed=(row.id,), trace=trace)
 
     def fanout(
         self,
@@ -138,7 +147,7 @@ class OutboxInserter:
         stored = DeliveryPayload(id=self._new_id(), payload=payload, refs=len(servers), created_at=self._clock.now())
         deliveries = [(self._new_id(), server + path, server) for server in servers]
         _check_target(deliveries[0][1], servers[0])
-        planned = Planned(stored=stored, name=name, deliveries=deliveries, payload_id=stored.id)
+        planned = Planned(stored=stored, name=name, deliveries=deliveries, payload_id=stored.id, trace=_trace())
         _check_jobs(planned)
         self.enter(session)
         session.add(stored)
@@ -175,7 +184,7 @@ class OutboxInserter:
             actor=actor,
         )
         deliveries = [(self._new_id(), target_url, server_url) for target_url, server_url, _ in addresses]
-        planned = Planned(stored=stored, name=name, deliveries=deliveries, payload_id=stored.id)
+        planned = Planned(stored=stored, name=name, deliveries=deliveries, payload_id=stored.id, trace=_trace())
         _check_jobs(planned)
         self.enter(session)
         session.add(stored)
@@ -234,6 +243,7 @@ class OutboxInserter:
             "created_at": now,
             "job_name": planned.name,
             "wire": wire,
+            "trace": planned.trace,
         }
         ready: list[Delivery] = []
         waiting = iter(placed)
@@ -280,6 +290,16 @@ def _check_jobs(planned: Planned) -> None:
     """Build every job once, so that a value which it cannot carry is refused before anything is written."""
     for _ in planned.jobs():
         pass
+
+
+def _trace() -> str | None:
+    """Return the caller's trace context; None outside of spans, and in a process that has not loaded OpenTelemetry."""
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    from workers.middlewares.opentelemetry import current_trace
+
+    trace = current_trace()
+    return encode_meta(trace) if trace else None
 
 
 _KEY: Final = "federation.outbox"

@@ -30,8 +30,9 @@ from federation.delivery.held.sweep_times import Sweeps
 from federation.delivery.job_origins import DeliveryQueues
 from federation.delivery.ledger.attempt_log import stalled_attempt, write_attempts
 from federation.delivery.rows import TABLE, OwedRow, series_job_id
-from workers import JobState, JobStatus, Storage
+from workers import JobState, JobStatus
 from workers.clock import Clock, SystemClock
+from workers.storage.base import Storage
 
 log = structlog.get_logger(__name__)
 

@@ -11,23 +11,22 @@ and these get their jobs. Whatever is missed is found by the sweeper.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Protocol, TypeVar, cast
+from typing import Final, TypeVar
 
 import structlog
 from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from db.borrowed import DbApiConnection, borrowed, in_transaction, is_dbapi_connection
 from federation.delivery.outbox.insert import Pending, Planned, follow_commit, pending_of, set_pending
 from federation.delivery.outbox.outbox import Outbox
 from workers.background import background
+from workers.borrowed import DjangoConnection, borrowed, check_transaction, django_connection, is_dbapi_connection
 
 log = structlog.get_logger(__name__)
 
@@ -115,7 +114,7 @@ class PlainOutbox:
             with borrowed(django.connection) as connection:
                 return self._on_connection(connection, work, follow=follow)
         if is_dbapi_connection(caller):
-            _check_transaction(caller)
+            check_transaction(caller)
             with borrowed(caller) as connection:
                 return self._on_connection(connection, work, follow=self._look_soon)
         raise _not_plain(caller, call)
@@ -129,7 +128,7 @@ class PlainOutbox:
         if not isinstance(caller, (Session, Connection)) and django_connection(caller) is None:
             if not is_dbapi_connection(caller):
                 raise _not_plain(caller, call)
-            _check_transaction(caller)
+            check_transaction(caller)
 
     def plan(self, session: Session, planned: Planned) -> None:
         """Add the jobs in the session's transaction, or after its commit."""
@@ -180,11 +179,6 @@ class PlainOutbox:
                 return
 
 
-def _check_transaction(connection: DbApiConnection) -> None:
-    if not in_transaction(connection):
-        raise ValueError("this connection is in autocommit; begin a transaction, which the delivery is part of")
-
-
 def _not_plain(caller: object, call: str) -> TypeError:
     if isinstance(caller, (AsyncSession, AsyncConnection)):
         return TypeError(
@@ -195,35 +189,3 @@ def _not_plain(caller: object, call: str) -> TypeError:
         f"federation.sync.{call} takes an SQLAlchemy or SQLModel Session, an SQLAlchemy Connection, Django's"
         f" connection, or one of sqlite3 or psycopg, not {type(caller).__name__}"
     )
-
-
-class DjangoConnection(Protocol):
-    """The part of `django.db.connection` that we use."""
-
-    alias: str
-    connection: DbApiConnection
-    in_atomic_block: bool
-
-    def on_commit(self, func: Callable[[], None]) -> None: ...
-
-
-def django_connection(caller: object) -> DjangoConnection | None:
-    """Return `caller` if it is Django's connection, and None if it is something else.
-
-    Raises:
-        ValueError: it is in no `transaction.atomic` block, or uses another driver than we support.
-    """
-    wrapper = getattr(sys.modules.get("django.db.backends.base.base"), "BaseDatabaseWrapper", ())
-    proxy = getattr(sys.modules.get("django.utils.connection"), "ConnectionProxy", ())
-    if not isinstance(caller, (wrapper, proxy)):
-        return None
-    found = cast(DjangoConnection, caller)
-    if not found.in_atomic_block:
-        raise ValueError(
-            f"Django's connection {found.alias!r} is in autocommit; owe deliveries in a block of that very one:"
-            f" `with transaction.atomic(using={found.alias!r}):`"
-        )
-    if not is_dbapi_connection(found.connection):
-        driver = type(found.connection).__module__
-        raise ValueError(f"Django's connection is one of {driver}; deliveries are owed through sqlite3 or psycopg 3")
-    return found

@@ -21,7 +21,8 @@ from tests.interop.bull_queue import DIALECTS, Ids
 from tests.interop.peer import BullPeer, bull_peer
 from tests.patience import LONG_PATIENCE_SECONDS
 from tests.servers import valkey
-from workers import NewJob, RetryPolicy
+from workers import RetryPolicy
+from workers.jobs import NewJob
 from workers.storage.bull import BullStorage
 
 QUEUE: Final = "chaos"

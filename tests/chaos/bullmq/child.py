@@ -21,7 +21,7 @@ from tests.chaos.ledger import Ledger
 from tests.interop.bull_child import ROOT, end_with_input, kill
 from tests.interop.bull_jobs import Obedient
 from tests.workers.running import AT_ONCE
-from workers import Worker
+from workers import Worker, WorkerOptions
 from workers.storage.bullmq import BullMQStorage
 
 CONCURRENCY: Final = 3
@@ -56,8 +56,7 @@ async def work(order: Order) -> None:
         {"*": Obedient(Ledger(order.ledger))},
         concurrency=CONCURRENCY,
         lease=timedelta(seconds=order.lease_seconds),
-        max_stalls=order.stalls,
-        retry=AT_ONCE,
+        options=WorkerOptions(max_stalls=order.stalls, retry=AT_ONCE),
     )
     await worker.run()
 

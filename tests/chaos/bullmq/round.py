@@ -24,7 +24,8 @@ from tests.chaos.bullmq.child import CONCURRENCY, Order, bullmq_child
 from tests.interop.peer import BULLMQ, NodeProcess, bullmq_crew
 from tests.patience import LONG_PATIENCE_SECONDS
 from tests.servers import valkey
-from workers import NewJob, RetryPolicy
+from workers import RetryPolicy
+from workers.jobs import NewJob
 from workers.storage.bullmq import BullMQStorage
 
 MIXED: Final = ("node", "node", "python", "python")

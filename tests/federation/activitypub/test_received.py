@@ -28,9 +28,10 @@ from federation.activitypub.received_runner import AWAY, LIMIT, ReceivedRunner
 from federation.monitoring.prometheus import ProcessMetrics
 from tests.federation.monitoring.test_prometheus import samples
 from tests.servers import free_port
-from workers import Claim, ErrorInfo, Job, JobState, Queue, RetryPolicy, Snooze, UnknownJobError
+from workers import Job, JobState, Queue, RetryPolicy, Snooze
 from workers.clock import ManualClock
-from workers.jobs import Failed
+from workers.errors import UnknownJobError
+from workers.jobs import Claim, ErrorInfo, Failed
 from workers.storage.memory import MemoryStorage
 
 T = TypeVar("T")

@@ -28,8 +28,9 @@ TRAVELLING = (
     "psycopg_binary.libs",
     "greenlet",
     "typing_extensions.py",
+    "obstore",
 )
-"""What `pip install --target` puts into a directory for `sqlalchemy` and `psycopg[binary]`."""
+"""What `pip install --target` puts into a directory for `sqlalchemy`, `psycopg[binary]` and `obstore`."""
 
 
 @dataclass(frozen=True)

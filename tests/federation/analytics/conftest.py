@@ -16,7 +16,6 @@ from federation.analytics.errors import JavaNotFound
 from federation.analytics.session import jvm_options, open_session
 from tests.federation.analytics.azure_server import ACCOUNT, AZURE_CREDENTIALS, AzureServer, azure_server
 from tests.federation.analytics.gcs_server import GcsServer, gcs_server
-from tests.federation.analytics.hadoop_client import hadoop_client
 from tests.federation.analytics.history import THREE_DAYS, fill
 from tests.federation.analytics.s3_server import CARELESS, CREDENTIALS, S3Server, start_s3
 from tests.federation.analytics.script_run import ScriptRun
@@ -40,24 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def hadoop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The variables of Hadoop's client, none without a C compiler. Once it is loaded a process has no other one."""
-    try:
-        return hadoop_client(tmp_path_factory.mktemp("hadoop"))
-    except JavaNotFound as error:
-        pytest.skip(f"NOT RUN: {error}")
-
-
-@pytest.fixture(scope="session")
-def spark(hadoop: dict[str, str]) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """This machine's Spark; do not stop it. Without Java the test is not run, and says so."""
     few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
     java = {"spark.driver.extraJavaOptions": f"{jvm_options(None, 0)} {UNVERIFIED}"}
+    mounted = {"spark.hadoop.fs.viewfs.mounttable.tests.link./disk": tmp_path_factory.mktemp("viewfs").as_uri()}
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in {**CREDENTIALS, **AZURE_CREDENTIALS, **hadoop}.items():  # its workers inherit them
+        for name, value in {**CREDENTIALS, **AZURE_CREDENTIALS}.items():  # its workers inherit them
             patched.setenv(name, value)
         try:
-            session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks, **java})
+            session = open_session("local[2]", name="tests", settings={**INTERPRETED, **few_tasks, **java, **mounted})
         except JavaNotFound as error:
             pytest.skip(f"NOT RUN: {error}")
     yield session
@@ -153,16 +144,12 @@ def abfs_folder(azure: AzureServer, monkeypatch: pytest.MonkeyPatch) -> StoreUrl
 
 
 @pytest.fixture
-def hdfs_folder(hadoop: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> StoreUrl:
-    """An empty folder in a file system of Hadoop's."""
-    if not hadoop:
-        pytest.skip("NOT RUN: the stand-in for HDFS takes a C compiler: install one as `cc` (apt install gcc)")
-    for name, value in hadoop.items():
-        monkeypatch.setenv(name, value)
-    return parse_store_url(f"hdfs://namenode:8020/analytics/{uuid.uuid4().hex}")
+def viewfs_folder(spark: SparkSession) -> StoreUrl:
+    """An empty folder in a file system of Hadoop's, which keeps its files on this disk."""
+    return parse_store_url(f"viewfs://tests/disk/{uuid.uuid4().hex}")
 
 
-@pytest.fixture(params=["file", "s3", "gs", "abfs", "hdfs"])
+@pytest.fixture(params=["file", "s3", "gs", "abfs", "viewfs"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> StoreUrl:
     """An empty folder in a store of each kind."""
     if request.param == "file":

@@ -120,6 +120,7 @@ def daily(server_url: str, day: str, *, delivered: int, **changes: object) -> Va
         "p95_ms": 100 if delivered else None,
         "p99_ms": 100 if delivered else None,
         "slow": 0,
+        "failed_hours": {},
         **changes,
     }
 

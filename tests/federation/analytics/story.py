@@ -48,7 +48,8 @@ class Character:
         errors = {self.error: failed} if failed else {}
         latency = (self.p95_ms // 4, self.p95_ms, self.p95_ms * 2)
         counts = (self.traffic, delivered, failed, 0, 0)
-        return (self.url, day, *counts, errors, self.relayed, 900, 300, delivered / self.traffic, *latency, 0)
+        hours = [(3, failed)] if failed else []
+        return (self.url, day, *counts, errors, self.relayed, 900, 300, delivered / self.traffic, *latency, 0, hours)
 
     def scorecard(self, days: int) -> Row:
         rows = [row for row in self.daily if row[1] > AS_OF - timedelta(days=days)]
@@ -192,6 +193,8 @@ def _network_day(characters: Sequence[Character], day: date) -> Row:
         90,
         700 + 10 * sick,
         errors,
+        day.day % 2,
+        ["07:30 to 07:52"] if day.day == 12 else [],
     )
 
 

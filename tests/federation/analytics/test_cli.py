@@ -47,7 +47,7 @@ def test_no_other_command_imports_spark() -> None:
         pytest.param(["export", "--jdbc", "none.jar"], "there is no file none.jar", id="jar"),
         pytest.param(["export", "--database", "mysql://x/y"], "backend 'mysql' is not supported", id="backend"),
         pytest.param(["export"], "no .env and no database here", id="no-database"),
-        pytest.param(["run", "--input", "s3a://bucket/in"], "s3a:// cannot be served", id="scheme-in"),
+        pytest.param(["run", "--input", "oss://bucket/in"], "oss:// cannot be served", id="scheme-in"),
         pytest.param(["export", "--out", "hdfs:/folder"], "hdfs:// lacks its host", id="scheme-out"),
         pytest.param(["run", "--input", "s3://key:s3cret@bucket/in"], "do not belong in the URL", id="credentials"),
         pytest.param(["export", "--partitions", "0"], "'0' is no number from 1", id="partitions"),

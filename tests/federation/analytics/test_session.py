@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
-from federation.analytics.errors import JavaNotFound
-from federation.analytics.session import divide_work, few_rows, find_java, jvm_options, keeping
+from federation.analytics import session as session_module
+from federation.analytics.errors import AnalyticsError, JavaNotFound
+from federation.analytics.session import (
+    divide_work,
+    few_rows,
+    find_java,
+    jvm_options,
+    keeping,
+    require_same_spark,
+)
 
 
 @pytest.fixture
@@ -152,3 +162,20 @@ def test_a_plan_is_not_that_of_what_is_kept(spark: SparkSession) -> None:
             assert kept.columns == ["id", "twice"]
             plan = str(kept.select("twice")._jdf.queryExecution().analyzed().treeString())
             assert plan.splitlines()[1].startswith("+- InMemoryRelation")
+
+
+def test_a_cluster_of_another_spark_is_told() -> None:
+    """By both versions; a patch does not matter."""
+    major, minor = pyspark.__version__.split(".")[:2]
+    require_same_spark(f"{major}.{minor}.99")
+    for other in (f"{major}.{int(minor) + 1}.0", f"{int(major) - 1}.{minor}.0"):
+        with pytest.raises(AnalyticsError, match=rf"Spark that runs is {other}, and PySpark here is {major}\.{minor}"):
+            require_same_spark(other)
+
+
+def test_all_that_reaches_into_the_jvm_stands_in_one_module() -> None:
+    """What is not public changes with each version of Spark, and does not exist in Spark Connect."""
+    private = re.compile(r"\._(jdf|jvm|jsc|gateway|jsparkSession)\b")
+    package = Path(session_module.__file__).parent
+    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if private.search(path.read_text())}
+    assert found == {"jvm.py"}

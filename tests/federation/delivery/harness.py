@@ -30,8 +30,10 @@ from federation.sealed.peers.discovery import SharedDiscovery
 from federation.sealed.peers.health_checks import health_check_id
 from tests.patience import PATIENCE_SECONDS
 from tests.peer import POSTS_PATH, Peer, settle
-from workers import JobState, JobStatus, NewJob, Worker, WorkerEvent, WorkerEventKind
+from workers import JobState, JobStatus, Worker, WorkerOptions
+from workers.jobs import NewJob
 from workers.storage.base import ANY_NAME
+from workers.worker.events import WorkerEvent, WorkerEventKind
 
 FOLLOWER, FOLLOWED = "user-a", "user-b"
 POST_TEXT = "the-plaintext-nobody-may-log"
@@ -123,12 +125,14 @@ class Site:
             self.storage,
             {ANY_NAME: self.processor},
             concurrency=settings.federation_delivery_concurrency,
-            overtime=settings.federation_overtime,
-            not_ready=self.federation.database_watch.not_ready,
             lease=settings.federation_lease,
-            grace=grace,
-            retry=delivery_backoff(settings),
             observers=[log_event, self._observe],
+            options=WorkerOptions(
+                overtime=settings.federation_overtime,
+                not_ready=self.federation.database_watch.not_ready,
+                grace=grace,
+                retry=delivery_backoff(settings),
+            ),
         )
         self._running = asyncio.create_task(self._worker.run())
 

@@ -26,10 +26,11 @@ from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 from tests.federation.delivery.harness import Site, post_payload
 from tests.peer import POSTS_PATH, Peer, acquaint
-from workers import JobState, WorkerEventKind
+from workers import JobState
 from workers.clock import ManualClock
 from workers.jobs import Released
 from workers.storage.base import ANY_NAME
+from workers.worker.events import WorkerEventKind
 
 shared_queues = pytest.mark.parametrize("queue_settings", ["file", "redis", "bullmq", "bull"], indirect=True)
 """Those that two databases can have in common."""

@@ -25,9 +25,10 @@ from tests.federation.delivery.harness import post_payload
 from tests.misbehaving import MisbehavingServer, respond
 from tests.patience import until
 from tests.plain_wire import PLAIN_JOB, PLAIN_PATH, PlainWire
-from workers import JobState, WorkerEvent, WorkerEventKind
+from workers import JobState
 from workers.jobs import EnqueueStatus, Released
 from workers.storage.base import ANY_NAME
+from workers.worker.events import WorkerEvent, WorkerEventKind
 
 pytestmark = pytest.mark.spread("queue_settings", always=("sqlite", "bullmq"))
 

@@ -39,10 +39,11 @@ from federation.monitoring.prometheus import ATTEMPT_CODES, ENDPOINTS, OWN_FAULT
 from federation.runtime.composition import Federation
 from tests.federation import rows_read
 from tests.patience import PATIENCE_SECONDS
-from workers import Claim, Job, Queue, WorkerEvent, WorkerEventKind
-from workers.jobs import DROP
+from workers import Job, Queue, QueueOptions
+from workers.jobs import DROP, Claim
 from workers.storage.memory import MemoryStorage
 from workers.testing.faults import faulty
+from workers.worker.events import WorkerEvent, WorkerEventKind
 
 NOW = datetime.now(UTC)
 
@@ -74,7 +75,7 @@ async def test_attempts_and_waiting_jobs_are_counted(federation: Federation) -> 
     """Events by kind, durations by outcome, jobs by state, and how long the oldest has been able to run."""
     metrics = ProcessMetrics()
     done = asyncio.Event()
-    queue = Queue(MemoryStorage(queue="mail"), observers=[metrics])
+    queue = Queue(MemoryStorage(queue="mail"), options=QueueOptions(observers=[metrics]))
 
     async def handle(job: Job) -> None:
         if job.payload == "last":

@@ -126,6 +126,14 @@ async def test_a_mistyped_day_suppresses_nothing(interpreter: Path) -> None:
     assert arguments(interpreter)[-4:] == since(2)
 
 
+async def test_a_clock_that_was_ahead_suppresses_no_night(interpreter: Path) -> None:
+    """What was noted as read in days to come may have been read before yesterday was over."""
+    ahead = datetime.now(UTC) + timedelta(days=30)
+    computed(interpreter, {3: ended(3), 2: ended(2), 1: ahead})
+    assert (await NightlyAnalytics(interpreter)())["ran"]
+    assert arguments(interpreter)[-4:] == since(2)
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"read_at": 3}', '{"read_at": {"x": "y"}}', '{"read_at": {"2026-01-01": 3}}']
 )

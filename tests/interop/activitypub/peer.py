@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from federation.activitypub import Recipient
+from federation.activitypub.documents import ACTIVITY_JSON
 from federation.activitypub.signatures import SignatureKind
 from tests.interop.peer import NodeProcess, install_npm_packages
+from tests.patience import PATIENCE_SECONDS
 from tests.servers import free_port
 
 HERE = Path(__file__).parent
@@ -61,6 +65,20 @@ class Heard:
     object: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A request by which it sent something: the very bytes, and the answer, None if there was none."""
+
+    url: str
+    headers: dict[str, str]
+    body: str
+    status: int | None
+
+    @property
+    def id(self) -> str:
+        return str(json.loads(self.body)["id"])
+
+
 @dataclass(frozen=True, slots=True)
 class Fedify:
     """A server of the fediverse on loopback, by Fedify."""
@@ -105,10 +123,33 @@ class Fedify:
         """It does what it else does after ten minutes: it fetches keys that were not to be had."""
         await self.process.call("forget")
 
+    async def follow(self, actor: str) -> None:
+        """Its bob wants to follow this actor, and asks again until that is taken, as he does with all that follows."""
+        await self.process.call("follow", actor)
+
+    async def unfollow(self, actor: str) -> None:
+        await self.process.call("unfollow", actor)
+
+    async def create(self, name: str, *, to: str) -> str:
+        """Bob sends a note to this actor; the id of his activity."""
+        await self.process.call("create", {"name": name, "to": to})
+        return f"{self.follower().id}/creates/{name}"
+
+    async def sent(self) -> list[Said]:
+        """All requests to inboxes of others so far."""
+        return [Said(**each) for each in await self.process.call("sent")]
+
+    async def collection(self, name: str) -> list[str]:
+        """What it shows everybody as bob's followers, or as those whom he follows."""
+        async with httpx.AsyncClient(headers={"Accept": ACTIVITY_JSON}, timeout=PATIENCE_SECONDS) as client:
+            shown = (await client.get(f"{self.follower().id}/{name}")).raise_for_status().json()
+        items = shown.get("orderedItems", [])
+        return items if isinstance(items, list) else [items]
+
 
 @asynccontextmanager
-async def fedify_server() -> AsyncIterator[Fedify]:
-    """Fedify serves, gone when the context ends."""
+async def fedify_server(*first_knock: str) -> AsyncIterator[Fedify]:
+    """Fedify serves, gone when the context ends. It signs in this way first, as it names it."""
     port = free_port()
-    async with node_program("server.mjs", str(port)) as process:
+    async with node_program("server.mjs", str(port), *first_knock) as process:
         yield Fedify(process, f"http://127.0.0.1:{port}")

@@ -1,13 +1,25 @@
 // A server of the fediverse by Fedify, on a port of loopback, driven by JSON lines on stdin (see ../obey.mjs).
-// It notes every request to its inboxes, and every activity that it handed to its listeners.
+// It notes every request to its inboxes, every activity that it handed to its listeners, and every request to others'.
+// It follows and is followed. The second argument names the signature that it tries first, if not Fedify's own choice.
 import { createServer } from "node:http";
-import { MemoryKvStore, createFederation, generateCryptoKeyPair } from "@fedify/fedify";
-import { Activity, Endpoints, Person } from "@fedify/vocab";
+import {
+  InProcessMessageQueue,
+  MemoryKvStore,
+  createExponentialBackoffPolicy,
+  createFederation,
+  generateCryptoKeyPair,
+} from "@fedify/fedify";
+import { Accept, Activity, Create, Endpoints, Follow, Note, Person, Undo } from "@fedify/vocab";
 import { obey } from "../obey.mjs";
 
 const port = Number(process.argv[2]);
+const firstKnock = process.argv[3];
 const requests = [];
 const heard = [];
+const sent = [];
+const follows = new Map(); // Those that bob sent, by their ids, as long as they are not undone.
+const following = new Set();
+const followers = new Set();
 let refusal = null; // What every request to an inbox gets instead: `status`, and `headers` if it has any.
 let kinds = ["cavage", "rfc9421"]; // The signatures that it knows; it answers 401 to others.
 let stumbles = null; // The type of the activities of which each is answered by 500 the first time.
@@ -30,20 +42,84 @@ class Memory extends MemoryKvStore {
 }
 
 const memory = new Memory();
-const federation = createFederation({ kv: memory, allowPrivateAddress: true });
+const federation = createFederation({
+  kv: memory,
+  queue: { outbox: new InProcessMessageQueue() },
+  outboxRetryPolicy: createExponentialBackoffPolicy({
+    initialDelay: { milliseconds: 200 },
+    maxDelay: { milliseconds: 200 },
+    maxAttempts: 10_000,
+  }),
+  circuitBreaker: false, // It comes back at once to whoever has been away.
+  allowPrivateAddress: true,
+  firstKnock,
+});
 
-federation.setActorDispatcher("/users/{identifier}", (context, identifier) =>
+federation.setActorDispatcher("/users/{identifier}", async (context, identifier) =>
   new Person({
     id: context.getActorUri(identifier),
     preferredUsername: identifier,
     inbox: context.getInboxUri(identifier),
     endpoints: new Endpoints({ sharedInbox: context.getInboxUri() }),
+    publicKey: (await context.getActorKeyPairs(identifier))[0].cryptographicKey,
   }))
   .setKeyPairsDispatcher(async () => [await (pair ??= generateCryptoKeyPair("RSASSA-PKCS1-v1_5"))]);
+federation.setFollowingDispatcher("/users/{identifier}/following", () => ({ items: [...following].map(url) }));
+federation.setFollowersDispatcher("/users/{identifier}/followers", () => ({
+  items: [...followers].map((id) => ({ id: url(id), inboxId: null })),
+}));
 
-federation.setInboxListeners("/users/{identifier}/inbox", "/inbox").on(Activity, (_, activity) => {
-  heard.push({ id: activity.id.href, type: activity.constructor.name, object: activity.objectId?.href ?? null });
+federation.setInboxListeners("/users/{identifier}/inbox", "/inbox").on(Activity, async (context, activity) => {
+  const [actor, object] = [activity.actorId.href, activity.objectId?.href ?? null];
+  heard.push({ id: activity.id.href, type: activity.constructor.name, object });
+  if (activity instanceof Accept && follows.get(object) === actor) following.add(actor);
+  if (activity instanceof Undo) followers.delete(actor);
+  if (!(activity instanceof Follow)) return;
+  followers.add(actor);
+  await send(await activity.getActor(context), new Accept({ ...made("accepts"), object: activity }));
 });
+
+const url = (text) => new URL(text);
+const bob = () => federation.createContext(new URL(`http://127.0.0.1:${port}`), null);
+const send = (to, activity) => bob().sendActivity({ identifier: "bob" }, to, activity);
+
+// The id of something new of bob's, and himself.
+function made(kind, name = crypto.randomUUID()) {
+  const actor = bob().getActorUri("bob");
+  return { id: new URL(`${actor}/${kind}/${name}`), actor };
+}
+
+async function follow(actor) {
+  const activity = new Follow({ ...made("follows"), object: url(actor) });
+  follows.set(activity.id.href, actor);
+  await send(await bob().lookupObject(actor), activity);
+}
+
+async function unfollow(actor) {
+  const [[id]] = [...follows].filter(([, followed]) => followed === actor);
+  follows.delete(id);
+  following.delete(actor);
+  const object = new Follow({ ...made("follows"), id: url(id), object: url(actor) });
+  await send(await bob().lookupObject(actor), new Undo({ ...made("undos"), object }));
+}
+
+async function create({ to, name }) {
+  const { id, actor } = made("notes", name);
+  const object = new Note({ id, attribution: actor, to: url(to), content: name });
+  await send(await bob().lookupObject(to), new Create({ ...made("creates", name), to: url(to), object }));
+}
+
+// Every request by which it sends something, with the bytes that others get, and what they answer.
+const ask = globalThis.fetch;
+globalThis.fetch = async (request, options) => {
+  if (request.method !== "POST") return await ask(request, options);
+  const headers = Object.fromEntries(request.headers);
+  const noted = { url: request.url, headers, body: await request.clone().text(), status: null };
+  sent.push(noted);
+  const response = await ask(request, options);
+  noted.status = response.status;
+  return response;
+};
 
 async function answer(incoming, body) {
   const { method, url, headers } = incoming;
@@ -93,4 +169,8 @@ await obey({
   forget: () => memory.forget(),
   requests: () => requests,
   heard: () => heard,
+  sent: () => sent,
+  follow,
+  unfollow,
+  create,
 });

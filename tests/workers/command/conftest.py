@@ -27,12 +27,13 @@ import asyncio, os, time
 from datetime import timedelta
 from pathlib import Path
 
-from workers import Queue, UnrecoverableError
+from workers import Queue, QueueOptions, UnrecoverableError
 from workers.storage import open_storage
 
 VERSION = 1
 here = Path(__file__).parent
-queue = Queue(open_storage(f"file://{here}/jobs"), grace=timedelta(hours=1), lease=timedelta(seconds=2))
+options = QueueOptions(grace=timedelta(hours=1), lease=timedelta(seconds=2))
+queue = Queue(f"file://{here}/jobs", options=options)
 
 
 async def who(job):

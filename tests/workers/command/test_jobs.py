@@ -89,6 +89,11 @@ async def test_what_became_of_jobs_is_shown_and_failed_ones_are_retried(url: str
     assert (await command("retry", url, "--all", "--error", "ValueError"))[:2] == (1, "queued again: 0\n")
     assert (await command("retry", url, "--all", "--name", "refuse"))[:2] == (0, "queued again: 1\n")
     assert (await command("retry", url, "sent"))[0] == 1
+    async with Queue(open_storage(url)) as queue:
+        await queue.enqueue(None, id="marked", meta={"tenant": "x\x1b"})
+    assert json.loads((await command("show", url, "marked", "--json"))[1])["meta"] == {"tenant": "x\x1b"}
+    assert '{"tenant": "x\\u001b"}' in (await command("show", url, "marked"))[1]
+    await command("cancel", url, "marked")
     _, counted, _ = await command("stats", url, "--json")
     stats = json.loads(counted)
     assert (stats["counts"]["queued"], stats["counts"]["completed"], stats["paused"]) == (1, 1, False)
@@ -128,7 +133,7 @@ async def test_top_shows_what_goes_on(shop: Shop, command: Command) -> None:
     [
         (["stats", "nosql://host/0"], "a storage's URL begins with one of"),
         (["stats", "memory://"], "keeps its jobs in the process that works"),
-        (["stats", "sqlite:///{folder}/none.db"], "or once: python -m workers migrate URL"),
+        (["stats", "sqlite:///{folder}/none.db"], "by `python -m workers migrate URL`"),
         (["stats", "redis://user:secret@127.0.0.1:1/0"], "StorageUnavailable"),
         (["migrate", "file://{folder}/jobs"], "has no tables, and needs none"),
         (["enqueue", "file://{folder}/jobs", "bob"], "the payload is no JSON"),

@@ -13,10 +13,9 @@ from workers import JobSpec, Limit, Queue
 from workers.storage.sql import SqlStorage
 
 SHOP = """
-from workers import Limit, Queue
-from workers.storage import open_storage
+from workers import Limit, Queue, QueueOptions
 
-queue = Queue(open_storage("{url}"), limits={{"send": Limit("5/h")}})
+queue = Queue("{url}", options=QueueOptions(limits={{"send": Limit("5/h")}}))
 """
 
 

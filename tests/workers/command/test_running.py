@@ -87,7 +87,7 @@ async def _version(shop: Shop) -> int:
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stall.py").write_text(
-        "from workers import Queue, TaskMessage, Tasks\n"
+        "from workers import Queue\n"
         "from workers.storage import open_storage\n"
         "queue = Queue(open_storage('memory://'))\n"
         "app = object()\n"

@@ -12,6 +12,7 @@ import pytest
 from tests.workers.dashboard.browsing import Person
 from tests.workers.dashboard.calling import WITH_TOKENS, Program
 from tests.workers.dashboard.conftest import MakeSite
+from workers import QueueOptions
 from workers.command.main import _parser
 from workers.crons import Cron
 from workers.dashboard.access import Access
@@ -162,7 +163,9 @@ async def test_the_command_beside_it_is_one(verb: str) -> None:
 async def test_limits_are_listed_with_their_queue(make_site: MakeSite) -> None:
     """To people and to programs, with the one of the whole queue; and a job that one keeps back says so."""
     limits = {"*": Limit(concurrency=50), "send": Limit("10/s", burst=5, concurrency=2)}
-    async with Queue(open_storage(f"memory://{uuid.uuid4().hex}", queue="limited"), limits=limits) as queue:
+    async with Queue(
+        open_storage(f"memory://{uuid.uuid4().hex}", queue="limited"), options=QueueOptions(limits=limits)
+    ) as queue:
         await queue.counts()
         site = make_site(Access(accounts=WITH_TOKENS), queue)
         page = await Person(make_site(Access(), queue).app).sees("/queue?name=limited")

@@ -54,7 +54,7 @@ async def test_an_operator_retries_promotes_and_removes_jobs(harness: Harness) -
         site, _ = queue_site([queue], access=Access(allow_actions=True))
         await queue.enqueue_many([JobSpec(payload=1, id=f"job-{number}") for number in range(4)])
         await fail_all(queue, 4)
-        await queue.enqueue(1, id="later", delay=HOUR)
+        await queue.enqueue(1, id="later", delay=HOUR, meta={"<b>tenant": "a&b"})
         person = Person(site.app)
 
         page = await person.sees(f"/queue?name={name}")
@@ -83,6 +83,7 @@ async def test_an_operator_retries_promotes_and_removes_jobs(harness: Harness) -
 
         page = await person.sees(f"/job?queue={name}&id=later")
         assert "Next run" in page
+        assert "<dt>Meta &lt;b&gt;tenant</dt><dd>a&amp;b</dd>" in page
         asked = await person.sends(
             "/jobs",
             ("queue", name),

@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
+from workers import WorkerOptions
 from workers.errors import StorageError
 from workers.jobs import JobState, NewJob, OutcomeKind
 from workers.storage.bullmq import BullMQStorage
@@ -45,7 +46,7 @@ ENDS = (WorkerEventKind.COMPLETED, WorkerEventKind.FAILED)
 
 
 def worker_on(storage: RedisStorage | BullMQStorage, recorder: Recorder) -> Worker:
-    return Worker(storage, {"work": done}, retry=AT_ONCE, observers=[recorder])
+    return Worker(storage, {"work": done}, observers=[recorder], options=WorkerOptions(retry=AT_ONCE))
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"\xff" * 64], ids=["empty", "text", "bytes"])

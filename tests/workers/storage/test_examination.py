@@ -11,7 +11,8 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess, valkey
-from workers import ServerUnfit, StorageError, StorageFull, Worker
+from workers import StorageError, Worker
+from workers.errors import ServerUnfit, StorageFull
 from workers.jobs import Claim
 from workers.storage.abilities import Severity
 from workers.storage.bull import BullStorage

@@ -14,7 +14,8 @@ from redis.crc import key_slot
 from tests.deployments import SERVICE, Cluster, Watched, ask, cluster, watched
 from tests.patience import PATIENCE_SECONDS, until
 from tests.workers.running import running
-from workers import JobState, NotReplicated, StorageUnavailable
+from workers import JobState, StorageUnavailable, WorkerOptions
+from workers.errors import NotReplicated
 from workers.storage.base import Storage
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
@@ -81,7 +82,7 @@ async def at_work(*storages: Storage) -> AsyncIterator[list[Work]]:
         for storage in storages:
             await storage.connect()
             stack.push_async_callback(storage.disconnect)
-            worker = Worker(storage, {"*": handle}, concurrency=5, lease=LEASE, max_stalls=100)
+            worker = Worker(storage, {"*": handle}, concurrency=5, lease=LEASE, options=WorkerOptions(max_stalls=100))
             await stack.enter_async_context(running(worker))
         producers = [tasks.create_task(work.produce()) for work in works]
         for work in works:

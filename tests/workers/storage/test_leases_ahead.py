@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from redis.asyncio import Redis
 
-from workers import Queue
+from workers import Queue, QueueOptions
 from workers.checks import LONGEST_LEASE
 from workers.jobs import HEARD_EVERY, SILENT_AFTER, Recovery
 from workers.storage.base import Storage
@@ -80,4 +80,4 @@ def test_no_handler_and_no_queue_has_a_longer_one() -> None:
     with pytest.raises(ValueError, match="a handler's lease must be at most 1 day"):
         Handler(print, lease=LONGEST_LEASE + timedelta(seconds=1))
     with pytest.raises(ValueError, match="lease must be at most 1 day"):
-        Queue(MemoryStorage(), lease=LONGEST_LEASE + timedelta(seconds=1))
+        Queue(MemoryStorage(), options=QueueOptions(lease=LONGEST_LEASE + timedelta(seconds=1)))

@@ -14,7 +14,8 @@ import pytest
 from tests.deployments import ask
 from tests.patience import until
 from tests.servers import ValkeyProcess, valkey
-from workers import NotReplicated, StorageError
+from workers import StorageError
+from workers.errors import NotReplicated
 from workers.jobs import Completed, EnqueueStatus, Released, SettleStatus
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage

@@ -17,8 +17,10 @@ from sqlalchemy.orm import Session
 import workers
 from tests import warm
 from tests.patience import PATIENCE_SECONDS
-from workers import CancelResult, EnqueueStatus, ForeignLoop, JobState, StorageError, Unsupported, Worker
+from workers import EnqueueStatus, JobState, StorageError, Unsupported, Worker
 from workers.background import background
+from workers.errors import ForeignLoop
+from workers.jobs import CancelResult
 from workers.storage import open_storage
 from workers.sync import Queue
 

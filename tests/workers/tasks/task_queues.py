@@ -7,20 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from workers import (
-    Clock,
-    EnqueueOptions,
-    EnqueueStatus,
-    Job,
-    JsonSerde,
-    MemoryKvStore,
-    Serde,
-    StorageUnavailable,
-    Task,
-    TaskMessage,
-    Tasks,
-)
-from workers.kv import Key
+from workers import EnqueueStatus, Job, StorageUnavailable, Task, Tasks
+from workers.clock import Clock
+from workers.kv import Key, MemoryKvStore
+from workers.serde import JsonSerde, Serde
+from workers.tasks.queue import EnqueueOptions, TaskMessage
 
 HOUR = timedelta(hours=1)
 PREFIX = ("_federation", "task_deduplication")

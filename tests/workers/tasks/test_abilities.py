@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.tasks.task_queues import DUPLICATE, HOUR, QUEUED, ListQueue, WatchedKvStore, declared
-from workers import DeduplicationMode, MemoryKvStore, Queue, Tasks, Unsupported
-from workers.kv import Key, KvStore
+from workers import DeduplicationMode, Queue, Tasks, Unsupported
+from workers.kv import Key, KvStore, MemoryKvStore
 from workers.storage.memory import MemoryStorage
 
 

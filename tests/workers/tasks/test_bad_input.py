@@ -7,9 +7,11 @@ from datetime import timedelta
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.workers.tasks.task_queues import DUPLICATE, QUEUED, ListQueue, WatchedKvStore, declared
-from workers import DeduplicationMode, JobState, MemoryKvStore, Queue, Task, Tasks
+from workers import DeduplicationMode, JobFailedError, JobState, Queue, Task, Tasks
 from workers.checks import MAX_ATTEMPTS
+from workers.kv import MemoryKvStore
 from workers.storage.memory import MemoryStorage
 
 
@@ -150,3 +152,27 @@ async def test_a_declaration_is_checked() -> None:
     assert set(tasks.handlers()) == {"digest"}
     with pytest.raises(ValueError, match="declared elsewhere"):
         await tasks.enqueue_task(declared(others), None)
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        ({}, "missing a required argument: 'user_id'"),
+        ({"user_id": 1, "word": "a"}, "got an unexpected keyword argument 'word'"),
+        ({"user_id": "secret"}, "user_id: "),
+    ],
+)
+async def test_a_signature_that_changed_under_waiting_jobs_is_told(payload: object, told: str) -> None:
+    """The job fails at once, and its error names the argument."""
+    app = Tasks("memory://")
+
+    @app.task
+    async def mail(user_id: int) -> None: ...
+
+    waiting = await app.queue.enqueue(payload, name="mail")
+    async with app:
+        with pytest.raises(JobFailedError) as failed:
+            await app.queue.wait_for_job_chain_completion(waiting.id, PATIENCE_SECONDS)
+    assert "task 'mail' refuses its payload: " in str(failed.value)
+    assert told in str(failed.value)
+    assert "secret" not in str(failed.value)

@@ -8,17 +8,8 @@ from typing import Any
 import pytest
 
 from tests.workers.tasks.task_queues import HOUR, ListQueue, Refused, WatchedKvStore, declared
-from workers import (
-    Job,
-    Retry,
-    RetryPolicy,
-    Snooze,
-    StorageUnavailable,
-    Task,
-    Tasks,
-    UnknownJobError,
-    UnrecoverableError,
-)
+from workers import Job, Retry, RetryPolicy, Snooze, StorageUnavailable, Task, Tasks, UnrecoverableError
+from workers.errors import UnknownJobError
 from workers.jobs import UNCOUNTED_RETRIES
 
 

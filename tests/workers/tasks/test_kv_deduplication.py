@@ -19,8 +19,9 @@ from tests.workers.tasks.task_queues import (
     declared,
     refuse,
 )
-from workers import ManualClock, MemoryKvStore, StorageUnavailable, Tasks
-from workers.kv import Key
+from workers import StorageUnavailable, Tasks
+from workers.clock import ManualClock
+from workers.kv import Key, MemoryKvStore
 from workers.kv.redis import RedisKvStore
 from workers.tasks import kv_deduplication as deduplication
 from workers.testing.steps import PATIENCE

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from workers import HeldBack, Job, Limit, Queue, Tasks, Unsupported
+from workers import Job, Limit, Queue, QueueOptions, Tasks, Unsupported
+from workers.limits import HeldBack
 from workers.storage.memory import MemoryStorage
 from workers.storage.urls import open_storage
 
 
 async def test_a_task_declares_its_limit() -> None:
     """Its jobs wait for it, those of each key for their own; it is stored with the queue."""
-    queue = Queue(MemoryStorage(), limits={"*": Limit(concurrency=9)})
+    queue = Queue(MemoryStorage(), options=QueueOptions(limits={"*": Limit(concurrency=9)}))
     tasks = Tasks(queue)
 
     @tasks.task(rate="1/d", concurrency_per_key=2, key="user")
@@ -39,7 +40,7 @@ async def test_a_task_declares_its_limit() -> None:
 
 async def test_a_queue_declares_limits_by_name() -> None:
     """Jobs of a limited name wait for it without a key; with any other key they are refused, and nothing is stored."""
-    queue = Queue(MemoryStorage(), limits={"send": Limit(concurrency=1)})
+    queue = Queue(MemoryStorage(), options=QueueOptions(limits={"send": Limit(concurrency=1)}))
     await queue.enqueue(1, name="send", id="a")
     await queue.enqueue(1, name="send", id="b")
     assert len(await queue.storage.claim("worker", leases={"*": queue.lease}, limit=10)) == 1
@@ -58,7 +59,7 @@ def test_bad_limits_of_tasks_are_refused() -> None:
         with pytest.raises(ValueError, match=r"^task 'digest': [^\n]+$"):
             tasks.task("digest", **bad)(_handle)
     with pytest.raises(Unsupported, match="keeps no limits"):
-        Queue(open_storage("bull+redis://127.0.0.1:1"), limits={"*": Limit("1/s")})
+        Queue(open_storage("bull+redis://127.0.0.1:1"), options=QueueOptions(limits={"*": Limit("1/s")}))
     with pytest.raises(Unsupported, match="keeps no limits"):
         Tasks(Queue(open_storage("bull+redis://127.0.0.1:1"))).task("digest", rate="1/s")(_handle)
 

@@ -8,20 +8,12 @@ import pytest
 
 from tests.workers.running import outcome
 from tests.workers.tasks.task_queues import DUPLICATE, HOUR, QUEUED, ListQueue, WatchedKvStore, declared
-from workers import (
-    CorruptPayloadError,
-    DeduplicationMode,
-    Encoded,
-    Job,
-    JobState,
-    JsonSerde,
-    ManualClock,
-    MemoryKvStore,
-    Queue,
-    Tasks,
-    Unsupported,
-)
+from workers import DeduplicationMode, Job, JobState, Queue, QueueOptions, Tasks, Unsupported
+from workers.clock import ManualClock
+from workers.errors import CorruptPayloadError
 from workers.jobs import OutcomeKind
+from workers.kv import MemoryKvStore
+from workers.serde import Encoded, JsonSerde
 from workers.storage.memory import MemorySpace, MemoryStorage
 
 
@@ -38,7 +30,7 @@ class Upper:
 async def test_our_worker_runs_tasks_and_other_handlers() -> None:
     """Tasks are jobs: by name, in the queue's own encoding, with the attempts they declare."""
     storage = MemoryStorage(MemorySpace())
-    queue = Queue(storage, payload_serde=Upper())
+    queue = Queue(storage, options=QueueOptions(payload_serde=Upper()))
     tasks = Tasks(queue, MemoryKvStore())
 
     @tasks.task("digest", max_attempts=7)

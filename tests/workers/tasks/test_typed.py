@@ -14,7 +14,6 @@ from tests.patience import PATIENCE_SECONDS
 from tests.workers.running import outcome
 from tests.workers.tasks.task_queues import ListQueue
 from workers import (
-    CorruptPayloadError,
     DeduplicationMode,
     EnqueueStatus,
     Job,
@@ -25,6 +24,7 @@ from workers import (
     Unsupported,
     continue_with,
 )
+from workers.errors import CorruptPayloadError
 from workers.jobs import OutcomeKind
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
@@ -271,5 +271,5 @@ async def test_another_queue_takes_typed_tasks_without_priorities_and_results() 
     await tasks.process(foreign.take())
     with pytest.raises(Unsupported, match="no priorities"):
         await mail.options(priority=1).enqueue(3)
-    with pytest.raises(Unsupported, match="has results"):
+    with pytest.raises(Unsupported, match="it has no results"):
         await enqueued.result()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.workers.running import AT_ONCE, running
+from workers import WorkerOptions
 from workers.errors import Retry, StorageUnavailable, UnrecoverableError
 from workers.jobs import (
     Claim,
@@ -205,9 +206,7 @@ async def test_a_worker_behind_a_bad_connection_completes_every_job(
             {"good": good, "shaky": shaky, "patient": patient(), "hopeless": hopeless},
             concurrency=8,
             lease=timedelta(milliseconds=600),
-            retry=AT_ONCE,
-            poll_interval=timedelta(milliseconds=200),
-            max_stalls=50,
+            options=WorkerOptions(retry=AT_ONCE, poll_interval=timedelta(milliseconds=200), max_stalls=50),
         )
         async with running(worker), asyncio.timeout(6 * PATIENCE):
             for start in range(0, 200, 50):

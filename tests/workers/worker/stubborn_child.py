@@ -14,6 +14,7 @@ import threading
 from datetime import timedelta
 
 import workers.worker.worker
+from workers import WorkerOptions
 from workers.storage.sql import SqlStorage
 from workers.worker import Worker
 from workers.worker.events import WorkerEvent, WorkerEventKind
@@ -48,8 +49,8 @@ async def main(url: str, grace: str) -> None:
     worker = Worker(
         SqlStorage(url),
         {"obeys": obeys, "swallows": swallows, "never ends": never_ends},
-        grace=timedelta(seconds=float(grace)),
         observers=[count],
+        options=WorkerOptions(grace=timedelta(seconds=float(grace))),
     )
 
     def stop() -> None:

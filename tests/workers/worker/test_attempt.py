@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.workers.running import AT_ONCE, NEVER, Recorder, done, outcome, running
+from workers import WorkerOptions
 from workers.errors import Retry, Snooze, UnknownJobError, UnrecoverableError
 from workers.jobs import DROP, Claim, Failed, JobState, NewJob, OutcomeKind, Retention, Retried
 from workers.retry import RetryPolicy
@@ -174,7 +175,7 @@ async def test_whose_back_off_counts(
     await steps.enqueue(storage, job)
     handler = Handler(fail, retry=fixed(handlers_own))
     policy = fixed(timedelta(seconds=3))
-    async with running(Worker(storage, {"work": handler}, retry=policy, observers=[recorder])):
+    async with running(Worker(storage, {"work": handler}, observers=[recorder], options=WorkerOptions(retry=policy))):
         assert (await recorder.seen(Kind.FAILING)).delay == expected
 
 
@@ -188,7 +189,7 @@ async def test_a_failing_job_runs_until_its_attempts_are_spent() -> None:
         raise ValueError(f"attempt {job.attempt} of {job.max_attempts}")
 
     await steps.enqueue(storage, steps.job("job", max_attempts=4))
-    async with running(Worker(storage, {"work": always}, retry=AT_ONCE, observers=[recorder])):
+    async with running(Worker(storage, {"work": always}, observers=[recorder], options=WorkerOptions(retry=AT_ONCE))):
         ended = await outcome(storage, "job")
         await recorder.seen(Kind.FAILED)
     assert attempts == [1, 2, 3, 4]
@@ -209,7 +210,7 @@ async def test_a_handler_reads_why_the_attempt_before_failed() -> None:
             raise ValueError("the first time")
 
     await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": twice}, retry=AT_ONCE)):
+    async with running(Worker(storage, {"work": twice}, options=WorkerOptions(retry=AT_ONCE))):
         await outcome(storage, "job")
     assert seen == [None, "the first time"]
 
@@ -278,7 +279,7 @@ async def test_a_result_that_cannot_be_stored_fails_the_job(result: object) -> N
         return result
 
     await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": give}, retry=AT_ONCE)):
+    async with running(Worker(storage, {"work": give}, options=WorkerOptions(retry=AT_ONCE))):
         ended = await outcome(storage, "job")
     assert ended.error is not None
     assert ended.error.type == "UnrecoverableError"
@@ -296,7 +297,7 @@ async def test_a_payload_that_cannot_be_read_fails_the_job(payload: bytes) -> No
     """The handler never sees it; the error tells size and serde, and nothing of the content."""
     storage = MemoryStorage()
     await steps.enqueue(storage, steps.job("job", payload=payload), steps.job("next"))
-    async with running(Worker(storage, {"work": done}, retry=AT_ONCE)):
+    async with running(Worker(storage, {"work": done}, options=WorkerOptions(retry=AT_ONCE))):
         ended = await outcome(storage, "job")
         assert (await outcome(storage, "next")).kind is OutcomeKind.COMPLETED
     assert ended.error is not None
@@ -314,7 +315,7 @@ async def test_the_error_of_a_serde_is_not_kept() -> None:
 
     storage = MemoryStorage()
     await steps.enqueue(storage, steps.job("job", payload=b"secret"))
-    async with running(Worker(storage, {"work": done}, payload_serde=Talkative())):
+    async with running(Worker(storage, {"work": done}, options=WorkerOptions(payload_serde=Talkative()))):
         ended = await outcome(storage, "job")
     assert ended.error is not None
     assert ended.error.type == "CorruptPayloadError"
@@ -380,7 +381,7 @@ async def test_a_failing_job_waits_for_its_time() -> None:
     """Between attempts the job reads `failing`, with its last error and the time of its next run."""
     storage, recorder = MemoryStorage(), Recorder()
     await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": fail}, retry=NEVER, observers=[recorder])):
+    async with running(Worker(storage, {"work": fail}, observers=[recorder], options=WorkerOptions(retry=NEVER))):
         await recorder.seen(Kind.FAILING)
     status = await steps.status(storage, "job")
     assert (status.state, status.attempt) == (JobState.FAILING, 1)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from tests.workers.running import AT_ONCE, LEASE, Recorder, forever, outcome, running
 from tests.workers.worker.listening import HOUR, Listener
+from workers import WorkerOptions
 from workers.errors import StorageError
 from workers.jobs import CancelResult, JobEvent, JobEventKind, JobOutcome, JobState, OutcomeKind
 from workers.storage.memory import MemoryStorage
@@ -24,7 +25,9 @@ async def test_a_cancelled_job_is_not_retried() -> None:
     """The handler is told `cancelled` and cancelled; its job is cancelled, attempts left or not, and that is told."""
     storage, recorder, listener = MemoryStorage(), Recorder(), Listener()
     await steps.enqueue(storage, steps.job("job", max_attempts=5))
-    async with running(Worker(storage, {"work": listener}, lease=LEASE, retry=AT_ONCE, observers=[recorder])):
+    async with running(
+        Worker(storage, {"work": listener}, lease=LEASE, observers=[recorder], options=WorkerOptions(retry=AT_ONCE))
+    ):
         await recorder.seen(Kind.ACTIVE)
         assert await storage.cancel("job") is CancelResult.PROCESSING
         ended = await outcome(storage, "job")

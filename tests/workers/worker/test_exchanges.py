@@ -10,6 +10,7 @@ import pytest
 
 from tests.workers.running import Recorder, running
 from tests.workers.worker.stopping import assert_released
+from workers import WorkerOptions
 from workers.errors import StorageUnavailable
 from workers.jobs import JobState, Settlement
 from workers.storage.abilities import Exchange
@@ -128,7 +129,9 @@ async def test_nothing_is_claimed_along_while_the_worker_is_not_ready() -> None:
             ready.clear()
 
     await steps.enqueue(storage, *(steps.job(str(number)) for number in range(8)))
-    worker = Worker(storage, {"work": handle}, concurrency=1, observers=[recorder], not_ready=not_ready)
+    worker = Worker(
+        storage, {"work": handle}, concurrency=1, observers=[recorder], options=WorkerOptions(not_ready=not_ready)
+    )
     async with running(worker):
         await recorder.seen(Kind.COMPLETED, 4)
         await until(lambda: worker.running == 0)
@@ -158,7 +161,14 @@ async def test_over_a_bad_connection_every_job_ends_once() -> None:
 
     await steps.enqueue(exchanging, *(steps.job(max_attempts=50) for _ in range(60)))
     lease = timedelta(milliseconds=200)
-    worker = Worker(storage, {"work": handle}, concurrency=4, lease=lease, max_stalls=50, observers=[recorder])
+    worker = Worker(
+        storage,
+        {"work": handle},
+        concurrency=4,
+        lease=lease,
+        observers=[recorder],
+        options=WorkerOptions(max_stalls=50),
+    )
     async with running(worker):
         await until(lambda: len(ran) == 60)
         async with asyncio.timeout(PATIENCE):

@@ -11,6 +11,7 @@ import pytest
 from tests.patience import eventually
 from tests.workers.running import broken, done, forever, running
 from tests.workers.worker.stopping import HOUR, NO_GRACE, run_to_the_end
+from workers import WorkerOptions
 from workers.jobs import SILENT_AFTER, WorkerInfo
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
@@ -32,7 +33,10 @@ async def test_a_worker_that_stopped_is_listed_no_more(harness: Harness, handler
     """At once, also if it had to give jobs back; others are."""
     storage = await harness.open()
     await steps.enqueue(storage, steps.job("job"))
-    stays, goes = (Worker(storage, {"work": handler}, worker_id=name, grace=NO_GRACE) for name in ("stays", "goes"))
+    stays, goes = (
+        Worker(storage, {"work": handler}, options=WorkerOptions(worker_id=name, grace=NO_GRACE))
+        for name in ("stays", "goes")
+    )
     async with running(stays):
         async with run_to_the_end(goes):
             await eventually(lambda: listed(storage), lambda found: set(found) == {"stays", "goes"})
@@ -47,7 +51,7 @@ async def test_a_worker_that_leaves_jobs_behind_stays_listed(monkeypatch: pytest
     storage, faults = faulty(MemoryStorage())
     broken(faults, "settle")
     await steps.enqueue(storage, steps.job("job"))
-    worker = Worker(storage, {"work": forever}, worker_id="left", grace=NO_GRACE)
+    worker = Worker(storage, {"work": forever}, options=WorkerOptions(worker_id="left", grace=NO_GRACE))
     async with run_to_the_end(worker):
         await until(lambda: worker.running == 1)
         worker.stop()
@@ -72,7 +76,7 @@ async def test_a_storage_that_hears_no_farewell_holds_up_no_stop(
     if not answers:
         broken(faults, "farewell", down=False)
     counted, calls = counting(storage)
-    worker = Worker(counted, {"work": done}, worker_id="stopped")
+    worker = Worker(counted, {"work": done}, options=WorkerOptions(worker_id="stopped"))
     async with run_to_the_end(worker) as task:
         await until(lambda: calls["wait"] == 1)
         worker.stop()
@@ -90,7 +94,7 @@ async def test_an_idle_worker_is_heard_of() -> None:
             timeouts.append(timeout)
             await super().wait(names, timeout=timeout)
 
-    async with running(Worker(Noted(), {"work": done}, poll_interval=HOUR)):
+    async with running(Worker(Noted(), {"work": done}, options=WorkerOptions(poll_interval=HOUR))):
         await until(lambda: timeouts)
     assert timeouts[0] * 2 < SILENT_AFTER
 

@@ -15,6 +15,7 @@ import pytest
 from tests import warm
 from tests.workers.running import Recorder, forever
 from tests.workers.worker.stopping import HOUR, NO_GRACE, SlowClaims, assert_released, run_to_the_end
+from workers import WorkerOptions
 from workers.jobs import JobState, Recovery
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
@@ -37,7 +38,9 @@ async def test_handlers_that_hang_are_cancelled_and_given_back() -> None:
             reasons.append(job.signal.reason)
 
     await steps.enqueue(storage, steps.job("hanging"))
-    worker = Worker(storage, {"work": hang}, grace=timedelta(milliseconds=50), observers=[recorder])
+    worker = Worker(
+        storage, {"work": hang}, observers=[recorder], options=WorkerOptions(grace=timedelta(milliseconds=50))
+    )
     async with run_to_the_end(worker) as task:
         await recorder.seen(Kind.ACTIVE)
         worker.stop()
@@ -59,7 +62,7 @@ async def test_a_handler_that_ends_well_while_being_forced_completes() -> None:
         return "nobody cancelled"
 
     await steps.enqueue(storage, steps.job("job"))
-    worker = Worker(storage, {"work": wrap_up}, grace=NO_GRACE, observers=[recorder])
+    worker = Worker(storage, {"work": wrap_up}, observers=[recorder], options=WorkerOptions(grace=NO_GRACE))
     async with run_to_the_end(worker):
         await recorder.seen(Kind.ACTIVE)
         worker.stop()
@@ -86,7 +89,9 @@ async def test_handlers_that_will_not_end_are_abandoned(caplog: pytest.LogCaptur
         return "too late"
 
     await steps.enqueue(storage, steps.job("stubborn"), steps.job("other"))
-    worker = Worker(storage, {"work": stubborn}, grace=NO_GRACE, worker_id="w1", observers=[recorder])
+    worker = Worker(
+        storage, {"work": stubborn}, observers=[recorder], options=WorkerOptions(grace=NO_GRACE, worker_id="w1")
+    )
     try:
         async with run_to_the_end(worker) as task:
             await recorder.seen(Kind.ACTIVE, 2)
@@ -111,7 +116,9 @@ async def test_a_thread_that_never_ends_does_not_hold_up_a_stop() -> None:
     storage, recorder = MemoryStorage(), Recorder()
     let_go = threading.Event()
     await steps.enqueue(storage, steps.job("threaded"))
-    worker = Worker(storage, {"work": lambda job: let_go.wait()}, grace=NO_GRACE, observers=[recorder])
+    worker = Worker(
+        storage, {"work": lambda job: let_go.wait()}, observers=[recorder], options=WorkerOptions(grace=NO_GRACE)
+    )
     try:
         async with run_to_the_end(worker) as task:
             await recorder.seen(Kind.ACTIVE)
@@ -129,7 +136,7 @@ async def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path
     script.write_text(
         "import asyncio, threading\n"
         "from datetime import timedelta\n"
-        "from workers import Queue\n"
+        "from workers import Queue, QueueOptions\n"
         "from workers.storage.memory import MemoryStorage\n"
         "async def main():\n"
         "    started = asyncio.Event()\n"
@@ -137,7 +144,7 @@ async def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path
         "    def never_ends(job):\n"
         "        loop.call_soon_threadsafe(started.set)\n"
         "        threading.Event().wait()\n"
-        "    queue = Queue(MemoryStorage(), grace=timedelta(0))\n"
+        "    queue = Queue(MemoryStorage(), options=QueueOptions(grace=timedelta(0)))\n"
         "    queue.execute(never_ends)\n"
         "    async with queue:\n"
         "        await queue.enqueue(1)\n"
@@ -197,7 +204,7 @@ async def test_a_second_stop_skips_the_grace() -> None:
     """Asked again, the worker cancels its handlers now."""
     storage, recorder = MemoryStorage(), Recorder()
     await steps.enqueue(storage, steps.job("hanging"))
-    worker = Worker(storage, {"work": forever}, grace=HOUR, observers=[recorder])
+    worker = Worker(storage, {"work": forever}, observers=[recorder], options=WorkerOptions(grace=HOUR))
     async with run_to_the_end(worker) as task:
         await recorder.seen(Kind.ACTIVE)
         worker.stop()
@@ -212,7 +219,9 @@ async def test_cancelling_run_gives_jobs_back() -> None:
     """Cancellation stops without grace: handlers are cancelled, their jobs released, and it is passed on."""
     storage, recorder = MemoryStorage(), Recorder()
     await steps.enqueue(storage, steps.job("hanging"))
-    async with run_to_the_end(Worker(storage, {"work": forever}, grace=HOUR, observers=[recorder])) as task:
+    async with run_to_the_end(
+        Worker(storage, {"work": forever}, observers=[recorder], options=WorkerOptions(grace=HOUR))
+    ) as task:
         await recorder.seen(Kind.ACTIVE)
         task.cancel()
     assert task.cancelled()
@@ -224,7 +233,7 @@ async def test_cancelling_during_the_grace_gives_jobs_back() -> None:
     """A worker that is cancelled while it stops skips what is left of the grace, and still releases."""
     storage, recorder = MemoryStorage(), Recorder()
     await steps.enqueue(storage, steps.job("hanging"))
-    worker = Worker(storage, {"work": forever}, grace=HOUR, observers=[recorder])
+    worker = Worker(storage, {"work": forever}, observers=[recorder], options=WorkerOptions(grace=HOUR))
     async with run_to_the_end(worker) as task:
         await recorder.seen(Kind.ACTIVE)
         worker.stop()
@@ -240,7 +249,9 @@ def test_a_loop_that_is_torn_down_takes_the_worker_with_it() -> None:
 
     async def leave_it_running() -> asyncio.Task[None]:
         await steps.enqueue(storage, steps.job("job"))
-        task = asyncio.create_task(Worker(storage, {"work": forever}, grace=HOUR, observers=[recorder]).run())
+        task = asyncio.create_task(
+            Worker(storage, {"work": forever}, observers=[recorder], options=WorkerOptions(grace=HOUR)).run()
+        )
         await recorder.seen(Kind.ACTIVE)
         return task
 
@@ -255,7 +266,7 @@ async def test_claims_that_arrive_during_a_cancellation_are_given_back() -> None
     """The jobs of a claim whose answer was on its way when the worker was cancelled are released, not lost."""
     storage = SlowClaims()
     await steps.enqueue(storage, steps.job("job"))
-    async with run_to_the_end(Worker(storage, {"work": forever}, grace=HOUR)) as task:
+    async with run_to_the_end(Worker(storage, {"work": forever}, options=WorkerOptions(grace=HOUR))) as task:
         await storage.asked.wait()
         task.cancel()
         await asyncio.sleep(0.02)
@@ -282,7 +293,7 @@ class DeafRecovery(MemoryStorage):
 async def test_a_cancellation_that_is_swallowed_is_repeated(end: Callable[[Worker], None] | None) -> None:
     """A recovery that a stop cannot cancel at once does not hold it up for ever."""
     storage = DeafRecovery()
-    worker = Worker(storage, {"work": forever}, grace=NO_GRACE)
+    worker = Worker(storage, {"work": forever}, options=WorkerOptions(grace=NO_GRACE))
     task = asyncio.create_task(worker.run())
     await storage.begun.wait()
     if end is None:

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
+from workers import WorkerOptions
 from workers.clock import ManualClock
 from workers.errors import LossReason, UnknownJobError
 from workers.jobs import DROP, OutcomeKind
@@ -39,7 +40,9 @@ async def result_of(handler: HandlerFunction, *middlewares: Middleware) -> bytes
     """What a worker stores for one job with the payload `["in"]`, which must complete."""
     storage = MemoryStorage()
     await steps.enqueue(storage, steps.job("job", payload=b'["in"]', max_attempts=2))
-    async with running(Worker(storage, {"work": handler}, middlewares=middlewares, worker_id="w1")):
+    async with running(
+        Worker(storage, {"work": handler}, options=WorkerOptions(middlewares=middlewares, worker_id="w1"))
+    ):
         ended = await outcome(storage, "job")
     assert ended.kind is OutcomeKind.COMPLETED, ended.error
     assert ended.result is not None
@@ -164,7 +167,7 @@ async def test_a_handler_says_how_long_its_result_is_kept() -> None:
 
     names = ("a day", "not at all", "an hour")
     await steps.enqueue(storage, *map(steps.job, names))
-    async with running(Worker(storage, {"work": work}, retry=AT_ONCE, observers=[recorder])):
+    async with running(Worker(storage, {"work": work}, observers=[recorder], options=WorkerOptions(retry=AT_ONCE))):
         await recorder.seen(WorkerEventKind.COMPLETED, 3)
     assert [name for name in names if await storage.result(name)] == ["a day", "an hour"]
     clock.advance(timedelta(hours=23))
@@ -219,7 +222,7 @@ async def test_each_attempt_has_its_own_context() -> None:
 
     storage = MemoryStorage()
     await steps.enqueue(storage, steps.job("1"), steps.job("2"))
-    async with running(Worker(storage, {"work": done}, middlewares=[look])):
+    async with running(Worker(storage, {"work": done}, options=WorkerOptions(middlewares=[look]))):
         await outcome(storage, "1")
         await outcome(storage, "2")
     assert leftovers == [{}, {}]
@@ -233,7 +236,7 @@ async def test_a_middleware_that_fails_fails_the_attempt() -> None:
 
     storage = MemoryStorage()
     await steps.enqueue(storage, steps.job("1", max_attempts=1), steps.job("2", max_attempts=1))
-    async with running(Worker(storage, {"work": done}, middlewares=[broken], concurrency=1)):
+    async with running(Worker(storage, {"work": done}, concurrency=1, options=WorkerOptions(middlewares=[broken]))):
         for job_id in ("1", "2"):
             ended = await outcome(storage, job_id)
             assert ended.error is not None

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.running import Recorder, running
-from workers import NewJob, Retry, Snooze, Worker
+from workers import Retry, Snooze, Worker, WorkerOptions
+from workers.jobs import NewJob
 from workers.retry import AT_ONCE, NamedBackoff, RetryPolicy
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
@@ -71,6 +72,6 @@ async def test_at_once_is_for_failures(error: Exception, delay: timedelta) -> No
     storage, recorder = MemoryStorage(), Recorder()
     await steps.enqueue(storage, NewJob(id="job", name="work", payload=b"{}", backoff=AT_ONCE))
     policy = RetryPolicy(initial=SECOND, jitter=0)
-    async with running(Worker(storage, {"work": handler}, retry=policy, observers=[recorder])):
+    async with running(Worker(storage, {"work": handler}, observers=[recorder], options=WorkerOptions(retry=policy))):
         kind = WorkerEventKind.SNOOZED if isinstance(error, Snooze) else WorkerEventKind.FAILING
         assert (await recorder.seen(kind)).delay == delay

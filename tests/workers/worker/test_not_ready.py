@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 
 from tests.workers.running import done, outcome, running
+from workers import WorkerOptions
 from workers.jobs import JobState, OutcomeKind
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
@@ -32,7 +33,7 @@ async def test_nothing_is_claimed_before_it_is_ready() -> None:
     """The job waits in the queue, and runs once it may."""
     storage, database = MemoryStorage(), Database()
     await steps.enqueue(storage, steps.job("one"))
-    async with running(Worker(storage, {"work": done}, not_ready=database.not_ready)):
+    async with running(Worker(storage, {"work": done}, options=WorkerOptions(not_ready=database.not_ready))):
         async with asyncio.timeout(PATIENCE):
             await database.asked.wait()
         [waiting] = await storage.status(["one"])
@@ -45,7 +46,7 @@ async def test_nothing_is_claimed_before_it_is_ready() -> None:
 async def test_a_stop_does_not_wait_until_it_is_ready() -> None:
     """The worker stops at once, whatever is away."""
     storage, database = MemoryStorage(), Database()
-    async with running(Worker(storage, {"work": done}, not_ready=database.not_ready)):
+    async with running(Worker(storage, {"work": done}, options=WorkerOptions(not_ready=database.not_ready))):
         async with asyncio.timeout(PATIENCE):
             await database.asked.wait()
     assert not database.back.is_set()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.workers.running import AT_ONCE, LEASE, Recorder, done, outcome, running
 from tests.workers.worker.stopping import HOUR, NO_GRACE, Gate, SlowClaims, assert_released, run_to_the_end
+from workers import QueueOptions, WorkerOptions
 from workers.errors import UnrecoverableError
 from workers.jobs import Claim, JobState, OutcomeKind
 from workers.queue import Queue
@@ -60,7 +61,9 @@ async def test_another_job_runs_in_the_place_of_one_in_overtime() -> None:
     """A worker with one slot ends a second job while the first goes on, which then ends as any other."""
     storage, leaver, recorder = MemoryStorage(), Leaver(), Recorder()
     await steps.enqueue(storage, steps.job("long", name="long"), steps.job("short"))
-    worker = Worker(storage, {"long": leaver, "work": done}, concurrency=1, overtime=1, observers=[recorder])
+    worker = Worker(
+        storage, {"long": leaver, "work": done}, concurrency=1, observers=[recorder], options=WorkerOptions(overtime=1)
+    )
     async with running(worker):
         assert (await outcome(storage, "short")).kind is OutcomeKind.COMPLETED
         await recorder.seen(Kind.COMPLETED)
@@ -75,9 +78,9 @@ async def test_another_job_runs_in_the_place_of_one_in_overtime() -> None:
 
 
 async def test_a_queues_own_worker_has_overtime_too() -> None:
-    """`Queue(overtime=...)` is its worker's."""
+    """`QueueOptions(overtime=...)` is its worker's."""
     leaver = Leaver()
-    queue = Queue(MemoryStorage(), concurrency=1, overtime=1)
+    queue = Queue(MemoryStorage(), concurrency=1, options=QueueOptions(overtime=1))
     queue.execute({"long": leaver, "*": lambda job: job.payload})
     async with queue:
         await queue.enqueue(None, name="long", id="long")
@@ -90,7 +93,7 @@ async def test_there_is_room_for_as_many_as_the_worker_allows() -> None:
     """Whoever finds no room is told so and keeps its slot, so that nobody runs in its place."""
     storage, leaver, recorder = Limits(), Leaver(), Recorder()
     await steps.enqueue(storage, *map(steps.job, leavers(3)), steps.job("waiting"))
-    worker = Worker(storage, {"work": leaver}, concurrency=1, overtime=2, observers=[recorder])
+    worker = Worker(storage, {"work": leaver}, concurrency=1, observers=[recorder], options=WorkerOptions(overtime=2))
     async with running(worker):
         await until(lambda: len(leaver.told) == 3)
         assert leaver.told == [True, True, False]
@@ -130,7 +133,7 @@ async def test_who_leaves_twice_leaves_one_slot() -> None:
 
     storage, leaver = Limits(), Leaver()
     await steps.enqueue(storage, steps.job("twice", name="twice"), *map(steps.job, leavers(2)))
-    worker = Worker(storage, {"twice": leave_twice, "work": leaver}, concurrency=1, overtime=2)
+    worker = Worker(storage, {"twice": leave_twice, "work": leaver}, concurrency=1, options=WorkerOptions(overtime=2))
     async with running(worker):
         await until(lambda: len(leaver.told) == 2)
         again.set()
@@ -153,7 +156,9 @@ async def test_slots_that_are_left_together_are_filled_together() -> None:
         await asyncio.Event().wait()
 
     await steps.enqueue(storage, *map(steps.job, leavers(16)))
-    async with running(Worker(storage, {"work": leave_later}, concurrency=8, overtime=8, observers=[recorder])):
+    async with running(
+        Worker(storage, {"work": leave_later}, concurrency=8, observers=[recorder], options=WorkerOptions(overtime=8))
+    ):
         await recorder.seen(Kind.ACTIVE, 8)
         leave.set()
         await recorder.seen(Kind.ACTIVE, 16)
@@ -208,7 +213,9 @@ async def test_however_it_ends_no_slot_is_lost_or_won(way: str) -> None:
         return await ending
 
     handlers: dict[str, HandlerFunction] = {"leave": leave, "work": full}
-    worker = Worker(storage, handlers, concurrency=2, overtime=1, retry=AT_ONCE, observers=[recorder])
+    worker = Worker(
+        storage, handlers, concurrency=2, observers=[recorder], options=WorkerOptions(overtime=1, retry=AT_ONCE)
+    )
     await steps.enqueue(storage, steps.job("first", name="leave"))
     async with running(worker):
         await until(lambda: leaver.told == [True])
@@ -229,7 +236,7 @@ async def test_the_lease_of_one_in_overtime_is_kept() -> None:
     storage, calls = counting(MemoryStorage())
     leaver = Leaver()
     await steps.enqueue(storage, steps.job("long"))
-    async with running(Worker(storage, {"work": leaver}, overtime=1, lease=LEASE)):
+    async with running(Worker(storage, {"work": leaver}, lease=LEASE, options=WorkerOptions(overtime=1))):
         await until(lambda: leaver.told == [True])
         await until(lambda: calls["renew"] >= 4)
         assert not (await storage.recover(10)).requeued
@@ -243,7 +250,9 @@ async def test_the_grace_waits_for_those_in_overtime() -> None:
     storage, calls = counting(MemoryStorage())
     leaver = Leaver()
     await steps.enqueue(storage, steps.job("long"))
-    worker = Worker(storage, {"work": leaver}, concurrency=1, overtime=1, grace=HOUR, lease=LEASE)
+    worker = Worker(
+        storage, {"work": leaver}, concurrency=1, lease=LEASE, options=WorkerOptions(overtime=1, grace=HOUR)
+    )
     async with run_to_the_end(worker) as task:
         await until(lambda: leaver.told == [True])
         await until(lambda: calls["wait"])  # for a job for the slot that was left: no claim is on its way
@@ -284,7 +293,7 @@ async def test_a_stop_gives_back_those_in_overtime(
     storage, leaver = MemoryStorage(), Leaver()
     names = leavers(2 if full else 1)
     await steps.enqueue(storage, *map(steps.job, names))
-    worker = Worker(storage, {"work": leaver}, concurrency=1, overtime=1, grace=grace)
+    worker = Worker(storage, {"work": leaver}, concurrency=1, options=WorkerOptions(overtime=1, grace=grace))
     async with run_to_the_end(worker) as task:
         await until(lambda: len(leaver.told) == len(names))
         await end(worker, task)
@@ -301,7 +310,7 @@ async def test_a_stop_amid_a_claim_for_a_slot_that_was_left() -> None:
     storage, leaver = SlowClaims(), Leaver()
     storage.answer.set()
     await steps.enqueue(storage, steps.job("long"))
-    worker = Worker(storage, {"work": leaver}, concurrency=1, overtime=1, grace=HOUR)
+    worker = Worker(storage, {"work": leaver}, concurrency=1, options=WorkerOptions(overtime=1, grace=HOUR))
     async with run_to_the_end(worker) as task:
         await until(lambda: leaver.told == [True])
         storage.asked.clear()
@@ -330,7 +339,9 @@ async def test_threads_leave_their_slots() -> None:
 
     storage, recorder = Limits(), Recorder()
     await steps.enqueue(storage, *(steps.job(name="leave") for _ in range(20)), *(steps.job() for _ in range(9)))
-    worker = Worker(storage, {"leave": leave, "work": gate}, concurrency=20, overtime=7, observers=[recorder])
+    worker = Worker(
+        storage, {"leave": leave, "work": gate}, concurrency=20, observers=[recorder], options=WorkerOptions(overtime=7)
+    )
     async with running(worker):
         await recorder.seen(Kind.ACTIVE, 20)
         together.set()  # and the loop is asleep by the time they leave
@@ -357,7 +368,7 @@ async def test_a_thread_that_outlived_its_attempt_leaves_nothing() -> None:
 
     limits = Limits()
     await steps.enqueue(limits, steps.job("late", name="late"))
-    worker = Worker(limits, {"late": late}, concurrency=1, overtime=1, grace=timedelta(0))
+    worker = Worker(limits, {"late": late}, concurrency=1, options=WorkerOptions(overtime=1, grace=timedelta(0)))
     task = asyncio.create_task(worker.run())
     await until(begun.is_set)
     worker.stop()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, broken, done, running
+from workers import WorkerOptions
 from workers.chains import continue_with
 from workers.errors import LossReason, StorageUnavailable
 from workers.jobs import Claim, Completed, Failed, JobState, Settlement, SettleOutcome, SettleStatus
@@ -168,7 +169,7 @@ async def test_a_storage_error_is_no_failure_of_the_handler(lost: str) -> None:
     getattr(faults, lost)["settle"] = 2
     recorder = Recorder()
     await steps.enqueue(storage, steps.job("job"))
-    async with running(Worker(storage, {"work": done}, retry=AT_ONCE, observers=[recorder])):
+    async with running(Worker(storage, {"work": done}, observers=[recorder], options=WorkerOptions(retry=AT_ONCE))):
         await recorder.seen(Kind.COMPLETED)
     assert recorder.story("job") == [Kind.ACTIVE, Kind.COMPLETED]
     assert len(recorder.of(Kind.ERROR)) == 2

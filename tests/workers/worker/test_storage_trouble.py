@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers.running import Crowd, Recorder, done, forever, outcome, running
+from workers import WorkerOptions
 from workers.errors import StorageError
 from workers.jobs import Claim, JobState, OutcomeKind, Recovery, Renewal
 from workers.storage.memory import MemoryStorage
@@ -125,5 +126,5 @@ async def test_a_side_task_that_fails_ends_the_worker() -> None:
     await steps.enqueue(storage, steps.job("running"))
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(LookupError, match="a bug"):
-            await Worker(storage, {"work": hang}, grace=timedelta(0)).run()
+            await Worker(storage, {"work": hang}, options=WorkerOptions(grace=timedelta(0))).run()
     assert await steps.state(storage, "running") is JobState.QUEUED

@@ -11,6 +11,7 @@ import pytest
 
 from tests.patience import until
 from tests.workers.running import Recorder, outcome, running
+from workers import WorkerOptions
 from workers.jobs import JobState, OutcomeKind
 from workers.retry import RetryPolicy
 from workers.storage.memory import MemoryStorage
@@ -107,7 +108,7 @@ async def test_what_a_function_did_by_the_end_of_a_stop_counts() -> None:
         seen.append(job.signal.reason)
         return "done"
 
-    worker = Worker(storage, {"work": ends_when_told}, grace=timedelta(0))
+    worker = Worker(storage, {"work": ends_when_told}, options=WorkerOptions(grace=timedelta(0)))
     task = asyncio.create_task(worker.run())
     await until(lambda: threads.now)
     worker.stop()

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, done, forever, outcome, running
+from workers import WorkerOptions
 from workers.jobs import Claim, OutcomeKind
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
@@ -31,7 +32,7 @@ async def test_a_handler_that_takes_too_long_is_retried() -> None:
 
     await steps.enqueue(storage, steps.job("job", max_attempts=2))
     handler = Handler(slow, timeout=timedelta(milliseconds=20))
-    async with running(Worker(storage, {"work": handler}, retry=AT_ONCE, observers=[recorder])):
+    async with running(Worker(storage, {"work": handler}, observers=[recorder], options=WorkerOptions(retry=AT_ONCE))):
         ended = await outcome(storage, "job")
     assert cancelled.is_set()
     assert ended.error is not None
@@ -69,7 +70,12 @@ async def test_the_lesser_timeout_counts(jobs_own: timedelta, handlers_own: time
     """A run ends by the job's own bound or the handler's, whichever is over first, and is one more attempt."""
     storage, recorder = Bounded(jobs_own), Recorder()
     await steps.enqueue(storage, steps.job("job", max_attempts=2))
-    worker = Worker(storage, {"work": Handler(forever, timeout=handlers_own)}, retry=AT_ONCE, observers=[recorder])
+    worker = Worker(
+        storage,
+        {"work": Handler(forever, timeout=handlers_own)},
+        observers=[recorder],
+        options=WorkerOptions(retry=AT_ONCE),
+    )
     async with running(worker):
         ended = await outcome(storage, "job")
     assert ended.error is not None

@@ -7,10 +7,12 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
 from tests.workers.running import AT_ONCE, LEASE, Crowd, Recorder, broken, done, forever, outcome, running
+from workers import WorkerOptions
 from workers.jobs import Claim, ErrorInfo, JobState, OutcomeKind, Settlement, SettleOutcome
 from workers.storage.base import Storage
 from workers.storage.memory import MemoryStorage
@@ -226,7 +228,9 @@ async def test_events_tell_the_story_in_order() -> None:
             raise ValueError("not yet")
 
     await steps.enqueue(storage, steps.job("job"))
-    worker = Worker(storage, {"work": second_time_lucky}, retry=AT_ONCE, worker_id="w1", observers=[recorder])
+    worker = Worker(
+        storage, {"work": second_time_lucky}, observers=[recorder], options=WorkerOptions(retry=AT_ONCE, worker_id="w1")
+    )
     started = time.monotonic()
     async with running(worker):
         await recorder.seen(Kind.DRAINED)
@@ -249,7 +253,11 @@ async def test_drained_is_told_when_the_last_job_has_ended() -> None:
     """Each time the queue runs empty and its last job has ended, drained is told once; never while a job runs."""
     storage, crowd, recorder = Watched(), Crowd(), Recorder()
     often = timedelta(milliseconds=5)
-    async with running(Worker(storage, {"work": crowd}, concurrency=3, poll_interval=often, observers=[recorder])):
+    async with running(
+        Worker(
+            storage, {"work": crowd}, concurrency=3, observers=[recorder], options=WorkerOptions(poll_interval=often)
+        )
+    ):
         for round_number in (1, 2):
             await steps.enqueue(storage, steps.job(), steps.job())
             await recorder.seen(Kind.ACTIVE, 2 * round_number)
@@ -297,10 +305,11 @@ async def test_a_job_stays_held_until_its_settlement_is_answered() -> None:
     ids=["no slot", "less than no overtime", "no lease", "a worker id of 513 bytes"],
 )
 def test_a_worker_that_could_not_work_is_refused(options: dict[str, object]) -> None:
-    """Settings out of their range are a `ValueError` when the worker is made."""
-    make: Callable[..., Worker] = Worker
+    """Settings out of their range are a `ValueError` when the worker is made, or its options."""
+    make: Callable[..., Worker] = partial(Worker, MemoryStorage(), {"work": done})
+    rare: Callable[..., WorkerOptions] = WorkerOptions
     with pytest.raises(ValueError, match=r"concurrency|overtime|lease|worker id"):
-        make(MemoryStorage(), {"work": done}, **options)
+        make(**options) if options.keys() <= {"concurrency", "lease"} else rare(**options)
 
 
 def test_a_worker_without_handlers_is_refused() -> None:

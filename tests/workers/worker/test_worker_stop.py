@@ -9,6 +9,7 @@ import pytest
 
 from tests.workers.running import LEASE, Recorder, broken, done, forever, outcome, running
 from tests.workers.worker.stopping import HOUR, NO_GRACE, Gate, SlowClaims, run_to_the_end
+from workers import WorkerOptions
 from workers.jobs import JobState, Settlement, SettleOutcome
 from workers.storage.memory import MemoryStorage
 from workers.testing import steps
@@ -22,7 +23,7 @@ async def test_handlers_that_end_within_the_grace_complete() -> None:
     """A stopping worker lets its handlers finish and settles them, and claims nothing more."""
     storage, gate, recorder = MemoryStorage(), Gate(), Recorder()
     await steps.enqueue(storage, steps.job("running"))
-    worker = Worker(storage, {"work": gate}, grace=HOUR, observers=[recorder])
+    worker = Worker(storage, {"work": gate}, observers=[recorder], options=WorkerOptions(grace=HOUR))
     async with run_to_the_end(worker) as task:
         await recorder.seen(Kind.ACTIVE)
         worker.stop()
@@ -49,7 +50,7 @@ async def test_stop_before_run_runs_nothing() -> None:
 async def test_stop_while_waiting_ends_at_once() -> None:
     """An idle worker does not sit out its poll interval."""
     storage, calls = counting(MemoryStorage())
-    worker = Worker(storage, {"work": done}, grace=HOUR, poll_interval=HOUR)
+    worker = Worker(storage, {"work": done}, options=WorkerOptions(grace=HOUR, poll_interval=HOUR))
     async with run_to_the_end(worker) as task:
         await until(lambda: calls["wait"] == 1)
         worker.stop()
@@ -60,7 +61,9 @@ async def test_stop_while_full_ends_after_the_grace() -> None:
     """A worker that waits for a slot notices the stop."""
     storage, recorder = MemoryStorage(), Recorder()
     await steps.enqueue(storage, steps.job(), steps.job())
-    worker = Worker(storage, {"work": forever}, concurrency=1, grace=NO_GRACE, observers=[recorder])
+    worker = Worker(
+        storage, {"work": forever}, concurrency=1, observers=[recorder], options=WorkerOptions(grace=NO_GRACE)
+    )
     async with run_to_the_end(worker) as task:
         await recorder.seen(Kind.ACTIVE)
         worker.stop()
@@ -101,7 +104,7 @@ async def test_claims_that_arrive_after_the_stop_are_run() -> None:
     """A claim under way when the worker is asked to stop still gets its grace."""
     storage = SlowClaims()
     await steps.enqueue(storage, steps.job("job"))
-    worker = Worker(storage, {"work": done}, grace=HOUR)
+    worker = Worker(storage, {"work": done}, options=WorkerOptions(grace=HOUR))
     async with run_to_the_end(worker) as task:
         await storage.asked.wait()
         worker.stop()
@@ -115,7 +118,7 @@ async def test_a_claim_may_take_its_time() -> None:
     """Only a stopping worker limits how long a claim may take."""
     storage = SlowClaims()
     await steps.enqueue(storage, steps.job("job"))
-    worker = Worker(storage, {"work": done}, grace=HOUR)
+    worker = Worker(storage, {"work": done}, options=WorkerOptions(grace=HOUR))
     async with run_to_the_end(worker):
         await storage.asked.wait()
         await asyncio.sleep(0.3)
@@ -129,7 +132,7 @@ async def test_a_claim_may_take_its_time() -> None:
 async def test_a_claim_that_is_never_answered_does_not_hold_up_a_stop() -> None:
     """A storage that hangs in a claim is given up after the forced stop's time."""
     storage = SlowClaims()
-    worker = Worker(storage, {"work": done}, grace=HOUR)
+    worker = Worker(storage, {"work": done}, options=WorkerOptions(grace=HOUR))
     async with run_to_the_end(worker) as task:
         await storage.asked.wait()
         worker.stop()
@@ -142,7 +145,7 @@ async def test_settlements_under_way_are_waited_for() -> None:
     faults.requests_lost["settle"] = 2
     recorder = Recorder()
     await steps.enqueue(storage, steps.job("job"))
-    worker = Worker(storage, {"work": done}, grace=HOUR, observers=[recorder])
+    worker = Worker(storage, {"work": done}, observers=[recorder], options=WorkerOptions(grace=HOUR))
     async with run_to_the_end(worker) as task:
         await recorder.seen(Kind.ERROR)
         worker.stop()
@@ -163,7 +166,7 @@ async def test_settlements_the_storage_does_not_take_are_given_up() -> None:
     settling = asyncio.Event()
     storage, recorder = Silent(), Recorder()
     await steps.enqueue(storage, steps.job("job"))
-    worker = Worker(storage, {"work": done}, grace=NO_GRACE, observers=[recorder])
+    worker = Worker(storage, {"work": done}, observers=[recorder], options=WorkerOptions(grace=NO_GRACE))
     async with run_to_the_end(worker) as task:
         await settling.wait()
         worker.stop()
@@ -189,7 +192,7 @@ async def test_leases_are_kept_during_the_grace() -> None:
     storage, calls = counting(MemoryStorage())
     gate, recorder = Gate(), Recorder()
     await steps.enqueue(storage, steps.job("slow"))
-    worker = Worker(storage, {"work": gate}, grace=HOUR, lease=LEASE, observers=[recorder])
+    worker = Worker(storage, {"work": gate}, lease=LEASE, observers=[recorder], options=WorkerOptions(grace=HOUR))
     async with run_to_the_end(worker) as task:
         await recorder.seen(Kind.ACTIVE)
         worker.stop()

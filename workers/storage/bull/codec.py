@@ -228,6 +228,7 @@ def decode_claims(worker_id: str, head: bytes, dialect: Dialect, answer: Sequenc
             backoff=options.backoff,
             timeout=options.timeout,
             chain_index=options.chain_index,
+            meta=options.meta,
             last_error=decode_error(reason, stacks, facts, None, exhausted=False),
             stalled=CORRUPT if options.corrupt else None,
             key_id=raw,

@@ -271,6 +271,7 @@ def decode_whole(found: Sequence[Reply]) -> JobRecord:
         payload=decode_bytes(data.decode(errors="surrogateescape")),
         result=decode_result(returnvalue, exact) if status.state is JobState.COMPLETED else None,
         failures=decode_failures(failures.decode(errors="replace") if failures else None),
+        meta=read_options(shown[0], shown[4][1]).meta,
     )
 
 

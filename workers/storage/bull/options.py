@@ -11,6 +11,7 @@ from typing import Final
 
 from workers.errors import Unsupported
 from workers.jobs import DROP, NewJob, Retention
+from workers.metadata import read_meta
 from workers.retry import AT_ONCE, RetryPolicy
 from workers.storage.on_redis.node_values import FOREVER, from_ms, number, to_ms, whole
 
@@ -63,7 +64,7 @@ def bull_job(job: NewJob, options: Mapping[str, object]) -> BullJob:
 class BullBackoff(RetryPolicy):
     """Bull's exponential back-off: `(2^n - 1) * delay` after the n-th failed run, without jitter or cap."""
 
-    def delay(self, attempt: int, **_: object) -> timedelta:
+    def delay(self, attempt: int, error: BaseException | None = None, **_: object) -> timedelta:
         milliseconds = self.initial / timedelta(milliseconds=1)
         return from_ms(round((2.0 ** min(attempt, 1_000) - 1) * milliseconds))
 
@@ -78,6 +79,7 @@ class BullJobOptions:
     keep_failed: Retention = FOREVER
     priority: int = 0
     chain_index: int = 0
+    meta: Mapping[str, str] = field(default_factory=dict)
     backoff: RetryPolicy | None = None
     timeout: timedelta | None = None
     corrupt: bool = False
@@ -91,6 +93,10 @@ def write_options(job: NewJob, raw: str | None, others: Mapping[str, object]) ->
     options = _own_options(
         job.max_attempts, job.delay, *kept, job.priority, job.chain_index, job.backoff, timeout, lifo=lifo
     )
+    if job.meta:
+        written = json.loads(options)
+        written["workers"]["meta"] = dict(job.meta)
+        options = json.dumps(written, separators=(",", ":")).encode()
     if others:
         options = json.dumps({**others, **json.loads(options)}, separators=(",", ":")).encode()
     return options if raw is None else b'{"jobId":"%b",%b' % (raw.encode(), options[1:])
@@ -167,6 +173,7 @@ def _parsed(text: bytes) -> BullJobOptions:
         keep_failed=_retention(ours.get("keepFailed")),
         priority=whole(ours.get("priority")),
         chain_index=whole(ours.get("chainIndex")),
+        meta=read_meta(ours.get("meta")),
         backoff=_own_backoff(ours.get("backoff")) if ours else _node_backoff(options.get("backoff")),
         timeout=_timeout(options.get("timeout")),
         others={name: value for name, value in options.items() if name not in _REWRITTEN},

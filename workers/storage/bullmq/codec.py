@@ -16,6 +16,7 @@ from bullmq.queue_keys import QueueKeys
 
 from workers.errors import Unsupported
 from workers.jobs import DROP, NewJob, Retention
+from workers.metadata import TRACE_NAMES, encode_meta, read_meta
 from workers.retry import AT_ONCE, NamedBackoff, RetryPolicy
 from workers.storage.on_redis import node_values
 from workers.storage.on_redis.node_values import (
@@ -52,12 +53,25 @@ RESERVED_IDS: Final = frozenset(QueueKeys().getKeys("")) | {"dn", "metrics", "pr
 """Names of the other keys of a queue; a job with such an id would destroy the queue."""
 
 _CHAIN_OPTION: Final = "chainIndex"
+_META_OPTION: Final = "workersMeta"
+_TELEMETRY_OPTION: Final = "tm"
+"""Where BullMQ keeps what its `telemetry` says of a job: JSON, in which the trace context goes by W3C's names."""
 _OURS_OPTION: Final = "workers"
 """In the options of each job that we enqueued: a lost lease is an attempt of it. In BullMQ it is none; see `is_ours`
 in `lua/origin.lua`. Versions before 0.3 did not write it, and their jobs read as those of another producer.
 """
 _REWRITTEN: Final = frozenset(
-    ("attempts", "jobId", "removeOnComplete", "removeOnFail", "delay", "priority", _CHAIN_OPTION, _OURS_OPTION)
+    (
+        "attempts",
+        "jobId",
+        "removeOnComplete",
+        "removeOnFail",
+        "delay",
+        "priority",
+        _CHAIN_OPTION,
+        _META_OPTION,
+        _OURS_OPTION,
+    )
 )
 """What the options of a chain's next link say anew; whatever else a job's options hold stays."""
 _SHARED_CHARACTERS: Final = 1_000
@@ -108,6 +122,7 @@ class BullMQJobOptions:
     keep_failed: Retention = FOREVER
     logs_kept: int = LOGS_KEPT
     stacks_kept: int | None = None
+    meta: Mapping[str, str] = field(default_factory=dict, repr=False)
     written: Mapping[str, object] = field(default_factory=dict, repr=False)
 
 
@@ -143,6 +158,8 @@ def encode_options(job: NewJob, raw: str) -> dict[str, object]:
         options["priority"] = job.priority
     if job.chain_index:
         options[_CHAIN_OPTION] = job.chain_index
+    if job.meta:
+        options.update(_encode_meta(job.meta))
     if isinstance(job, BullMQJob):
         options.update(job.options)
         if not job.ours:
@@ -167,8 +184,24 @@ def decode_options(options: Mapping[str, object]) -> BullMQJobOptions:
         keep_failed=retention_of(options.get("removeOnFail")),
         logs_kept=min(logs or LOGS_KEPT, LOGS_KEPT),
         stacks_kept=None if stacks is None else int(stacks),
+        meta=_decode_meta(options),
         written=options,
     )
+
+
+def _encode_meta(meta: Mapping[str, str]) -> dict[str, object]:
+    own = {name: value for name, value in meta.items() if name not in TRACE_NAMES}
+    trace = {name: meta[name] for name in TRACE_NAMES if name in meta}
+    return ({_META_OPTION: own} if own else {}) | ({_TELEMETRY_OPTION: encode_meta(trace)} if trace else {})
+
+
+def _decode_meta(options: Mapping[str, object]) -> dict[str, str]:
+    """Return the metadata, with the trace context of whichever program's telemetry."""
+    told = options.get(_TELEMETRY_OPTION)
+    if told is None and _META_OPTION not in options:
+        return {}
+    trace = read_meta(json_object(told if isinstance(told, str) else None), TRACE_NAMES)
+    return {**read_meta(options.get(_META_OPTION)), **trace}
 
 
 def read_options(text: str | None, raw: str) -> BullMQJobOptions:

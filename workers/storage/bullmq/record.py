@@ -219,6 +219,7 @@ def whole_record(found: BullMQRecord) -> JobRecord | None:
         payload=None if payload is None else decode_bytes(payload),
         result=decode_bytes(result) if status.state is JobState.COMPLETED else None,
         failures=decode_failures(found.fields.get(FAILURES_FIELD)),
+        meta=found.options.meta,
     )
 
 
@@ -284,6 +285,7 @@ def make_claim(reply: Reply, token: str, worker_id: str, leases: Mapping[str, ti
         named_backoff=options.named_backoff,
         chain_index=options.chain_index,
         last_error=_last_error(fields) if "failedReason" in fields else None,
+        meta=options.meta,
         stalled=_deferred_failure(reason) or _stalled(ended, stalls, options, reason),
         key_id=raw,
         options=options,

@@ -2,9 +2,10 @@
 
 Every transition is BullMQ's own Lua from the installed `bullmq` package, on BullMQ's own keys. Beside them we keep what
 Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:cancel`, `workers:stopped`,
-`workers:keep` and `workers:error` of a job; its options `chainIndex`, `workers` (it is ours) and `cron` (see `crons`),
-and the members `maximum` and `multiplier` of its option `backoff`; the keys `<prefix>:<queue>:workers:seen` (when each
-worker was last seen) and `<prefix>:<queue>:workers:cancel-requests` (a stream for workers), each for an hour;
+`workers:keep` and `workers:error` of a job; its options `chainIndex`, `workersMeta`, `workers` (it is ours) and `cron`
+(see `crons`), and the members `maximum` and `multiplier` of its option `backoff`; the keys
+`<prefix>:<queue>:workers:seen` (when each worker was last seen) and `<prefix>:<queue>:workers:cancel-requests` (a
+stream for workers), each for an hour;
 `<prefix>:<queue>:workers:cancelled` (which of the failed jobs are cancelled ones), as long as their records last;
 `<prefix>:<queue>:workers:removed-crons` and `<prefix>:<queue>:workers:limits` (see `crons` and `limits`); and what was
 set aside, until `repair`, in `<prefix>:<queue>:workers:quarantine` and `<prefix>:<queue>:workers:quarantine:<id>`.

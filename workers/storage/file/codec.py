@@ -38,6 +38,7 @@ from typing import Final, TypeAlias
 from workers.deduplication import DeduplicationMode
 from workers.jobs import DROP, ErrorInfo, JobEventKind, JobState, NewJob, Retention
 from workers.limits import fair_key_of, limit_key_of, ordering_key_of
+from workers.metadata import read_meta
 from workers.retention import told_with_the_end
 from workers.retry import RetryPolicy
 from workers.storage.file.crons import CronReplaced, read_cron
@@ -367,6 +368,7 @@ def _new_values(new: NewJob) -> tuple[object, ...]:
         backoff
         and (backoff.initial // MICROSECOND, backoff.multiplier, backoff.maximum // MICROSECOND, backoff.jitter),
         new.chain_index,
+        dict(new.meta) or None,
     )
 
 
@@ -385,6 +387,7 @@ def _new(job_id: str, values: Iterator[object], blobs: _Blobs) -> NewJob:
         fair_key=None if key is None else fair_key_of(key),
         backoff=_backoff(next(values)),
         chain_index=integer_of(next(values)),
+        meta=read_meta(next(values)),
     )
 
 

@@ -5,7 +5,7 @@
     frame     marker · length of the entries, u32 · length of the blobs, u64 · CRC-32 of lengths, entries and blobs, u32
               · entries, JSON · blobs, raw
 
-The 4 is the version of all that follows: a journal of another one is left alone. Numbers are little-endian. The marker
+The 5 is the version of all that follows: a journal of another one is left alone. Numbers are little-endian. The marker
 differs from file to file and appears in no message. So the next frame can be found by it after damage, and a payload,
 which strangers may write, cannot pass for a frame.
 """
@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 
 Entry: TypeAlias = Sequence[object]
 
-VERSION: Final = 4
+VERSION: Final = 5
 """What a version does not know it takes for damage: whoever adds something to what is written counts on."""
 
 _MAGIC: Final = b"workers-queue %d\n" % VERSION

@@ -57,7 +57,6 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
 
 from workers.clock import Clock, ManualClock, SystemClock
 from workers.errors import StorageUnavailable, WorkersError
@@ -77,7 +76,7 @@ class FileStorage(StepStorage):
     blocked.
     """
 
-    capabilities: Final = Capabilities(
+    capabilities: Capabilities = Capabilities(
         clock="machine",
         durable=True,
         processes="machine",

@@ -340,4 +340,5 @@ def record_of(job: StoredJob, status: JobStatus) -> JobRecord:
         payload=job.new.payload,
         result=job.result if job.state is JobState.COMPLETED else None,
         failures=decode_failures(job.failures),
+        meta=job.new.meta,
     )

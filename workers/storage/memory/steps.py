@@ -210,6 +210,7 @@ class QueueSteps:
             backoff=new.backoff,
             chain_index=new.chain_index,
             last_error=job.last_error,
+            meta=new.meta,
         )
 
     def claimable_in(self, names: Collection[str], now: datetime) -> timedelta | None:

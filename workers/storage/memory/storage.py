@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime, timedelta
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from workers.checks import check_text
 from workers.clock import Clock, ManualClock, SystemClock
@@ -227,7 +227,7 @@ class MemoryStorage(StepStorage):
     With a `ManualClock`, `wait` wakes for delayed jobs when the clock is advanced; its timeout is real time.
     """
 
-    capabilities: Final = Capabilities(
+    capabilities: Capabilities = Capabilities(
         clock="machine",
         durable=False,
         processes="one",

@@ -39,6 +39,7 @@ from workers.jobs import (
     Settlement,
 )
 from workers.limits import fair_key_of, limit_key_of, ordering_key_of
+from workers.metadata import decode_meta, encode_meta
 from workers.retry import RetryPolicy
 from workers.storage.failures import decode_failures, noted_failure
 from workers.storage.on_redis.messages import STATES, duration, moment, pack, unpack
@@ -76,6 +77,7 @@ _LINK: Final = struct.Struct(">I")
 _UNSIGNED: Final = (1 << 31) - 1
 _ABOVE_ALL: Final = 1 << 30
 _HAS_PROGRESS: Final = 2
+_META_ALONE, _META_BEHIND = b"\1", b"\2"
 
 _PLAIN, _EXHAUSTED, _STALLED, _BECAUSE_OF = b"\0", b"\1", b"\2", b"\3"
 
@@ -109,7 +111,7 @@ def encode_job(job: NewJob) -> Packed:
             ),
             *(_LENGTH.pack(len(name)), name, _LENGTH.pack(len(key)), key),
             _LINK.pack(job.chain_index) if job.chain_index else b"",
-            _encode_backoff(job.backoff),
+            _encode_extras(job),
             job.payload,
         )
     )
@@ -129,11 +131,16 @@ def _encode_deduplication(job: NewJob) -> Packed | None:
     return (job.deduplication.key.encode(), mode, 0 if ttl is None else duration(ttl), len(job.payload))
 
 
-def _encode_backoff(policy: RetryPolicy | None) -> bytes:
-    if policy is None:
-        return b"\0\0"
-    values = (policy.initial.total_seconds(), policy.multiplier, policy.maximum.total_seconds(), policy.jitter)
-    return _LENGTH.pack(_BACKOFF.size) + _BACKOFF.pack(*values)
+def _encode_extras(job: NewJob) -> bytes:
+    """Return what most jobs have none of, in front of the payload: the back-off, and behind a mark the metadata too."""
+    policy, extras = job.backoff, b""
+    if policy is not None:
+        values = (policy.initial.total_seconds(), policy.multiplier, policy.maximum.total_seconds(), policy.jitter)
+        extras = _BACKOFF.pack(*values)
+    if job.meta:
+        extras = (_META_BEHIND if extras else _META_ALONE) + extras + encode_meta(job.meta).encode()
+        extras += b" " if len(extras) == _BACKOFF.size else b""  # that long is a back-off alone
+    return _LENGTH.pack(len(extras)) + extras
 
 
 def enqueue_results(jobs: Sequence[NewJob], answer: Sequence[Reply]) -> list[EnqueueResult]:
@@ -203,7 +210,7 @@ def decode_new_job(job_id: str, packed: bytes) -> NewJob:
         struct.error: the record breaks off.
     """
     record = decode_record(packed)
-    backoff, payload = _decode_body(packed, record.finish)
+    backoff, meta, payload = _decode_body(packed, record.finish)
     key = record.key.decode() or None
     return NewJob(
         id=job_id,
@@ -218,6 +225,7 @@ def decode_new_job(job_id: str, packed: bytes) -> NewJob:
         fair_key=fair_key_of(key),
         backoff=backoff,
         chain_index=record.chain_index,
+        meta=meta,
     )
 
 
@@ -251,7 +259,7 @@ def decode_claims(worker_id: str, secret: bytes, answer: Sequence[Reply]) -> Ite
 
 def _decoded_claim(claim: Callable[..., Claim], packed: bytes) -> Claim:
     record = decode_record(packed)
-    backoff, payload = _decode_body(packed, record.finish)
+    backoff, meta, payload = _decode_body(packed, record.finish)
     return claim(
         name=_decoded_name(record.name),
         payload=payload,
@@ -262,17 +270,27 @@ def _decoded_claim(claim: Callable[..., Claim], packed: bytes) -> Claim:
         priority=record.priority,
         backoff=backoff,
         chain_index=record.chain_index,
+        meta=meta,
     )
 
 
-def _decode_body(packed: bytes, at: int) -> tuple[RetryPolicy | None, bytes]:
+def _decode_body(packed: bytes, at: int) -> tuple[RetryPolicy | None, dict[str, str], bytes]:
     if packed[at : at + 2] == b"\0\0":
-        return None, packed[at + 2 :]
-    initial, multiplier, maximum, jitter = _BACKOFF.unpack_from(packed, at + 2)
+        return None, {}, packed[at + 2 :]
+    at += _LENGTH.size
+    end = at + _LENGTH.unpack_from(packed, at - _LENGTH.size)[0]
+    extras, payload, meta = packed[at:end], packed[end:], b""
+    if len(extras) != _BACKOFF.size:
+        kind, extras = extras[:1], extras[1:]
+        start = _BACKOFF.size if kind == _META_BEHIND else 0
+        extras, meta = extras[:start], extras[start:]
+    if not extras:
+        return None, decode_meta(meta) if meta else {}, payload
+    initial, multiplier, maximum, jitter = _BACKOFF.unpack(extras)
     policy = RetryPolicy(
         initial=timedelta(seconds=initial), multiplier=multiplier, maximum=timedelta(seconds=maximum), jitter=jitter
     )
-    return policy, packed[at + 2 + _BACKOFF.size :]
+    return policy, decode_meta(meta) if meta else {}, payload
 
 
 @lru_cache(1024)
@@ -403,15 +421,15 @@ def decode_whole(job_id: str, found: Sequence[Reply]) -> JobRecord:
         StorageError: the job is in a state that this version does not know.
     """
     shown, packed, last = found
-    status, payload = decode_status(job_id, shown), None
+    status, payload, meta = decode_status(job_id, shown), None, dict[str, str]()
     completed = status.state is JobState.COMPLETED
-    if not completed:
-        with suppress(ValueError, OverflowError, struct.error):
-            payload = _decode_body(packed, decode_record(packed).finish)[1]
+    with suppress(ValueError, OverflowError, struct.error):
+        _, meta, payload = _decode_body(packed, decode_record(packed).finish)
     return JobRecord(
         status=status,
-        payload=payload,
+        payload=None if completed else payload,
         result=last if completed else None,
+        meta=meta,
         failures=() if completed else decode_failures(last.decode(errors="replace")),
     )
 

@@ -24,6 +24,7 @@ from workers.jobs import (
     JobState,
     Retention,
 )
+from workers.metadata import decode_meta
 from workers.retry import RetryPolicy
 from workers.storage.rules import bounded, dependency_error
 from workers.storage.sql.direct import Executor
@@ -236,6 +237,7 @@ def claim_of(
         backoff=decode_backoff(row.backoff),
         chain_index=row.chain_index,
         last_error=decode_error(row.error),
+        meta=decode_meta(row.meta) if row.meta else {},
         stalled=missing_payload(row.payload),
     )
 

@@ -38,7 +38,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, SchemaItem
 
 from workers.errors import StorageError
 
-VERSION: Final = 10
+VERSION: Final = 11
 """The smaller ones were those of checkouts before 0.3."""
 
 metadata: Final = MetaData()
@@ -128,6 +128,8 @@ Table(
     Column("dependents", Integer, nullable=False, server_default="0"),
     # Whether there may be rows of it in workers_outcomes.
     Column("follows", Integer, nullable=False, server_default="0"),
+    # JSON of names and texts; see `workers.metadata`.
+    Column("meta", Text),
     # The attempts that failed; see `workers.storage.failures`.
     Column("failures", Text),
     Index("workers_jobs_by_id", "queue", "id", unique=True),
@@ -304,8 +306,8 @@ def check(connection: Connection) -> None:
     columns = _columns(connection)
     if not _has_version(connection, columns):
         raise StorageError(
-            "the database has no workers_* tables; run `await storage.migrate()` once, as part of the application's"
-            " upgrade"
+            "the database has no workers_* tables; make them once, as part of the application's upgrade: by"
+            " `python -m workers migrate module:app`, or `await storage.migrate()`"
         )
     if lacking := _lacking(connection, columns):
         raise StorageError(

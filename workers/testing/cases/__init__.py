@@ -25,7 +25,19 @@ MODULES: Final = (
         "flows",
     ),
     *("deduplication", "chains", "dependencies", "dependencies_across", "follow_ups", "outcomes", "progress"),
-    *("inspect", "records", "manage", "events", "identifiers", "payloads", "bad_input", "isolation", "restart", "full"),
+    *(
+        "inspect",
+        "records",
+        "manage",
+        "events",
+        "identifiers",
+        "payloads",
+        "metadata",
+        "bad_input",
+        "isolation",
+        "restart",
+        "full",
+    ),
 )
 
 

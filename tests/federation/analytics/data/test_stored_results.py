@@ -104,33 +104,40 @@ def test_a_run_is_visible_whole_or_not_at_all(spark: SparkSession, s3_folder: St
     assert (out.has(QUARANTINE.place(AS_OF)), out.files(QUARANTINE.place(AS_OF))) == (True, ())
 
 
-@pytest.mark.parametrize("kind", ["gs", "abfs", "hdfs"])
+@pytest.mark.parametrize("kind", ["file", "gs", "abfs", "viewfs"])
 def test_tasks_read_and_write_stores_of_each_kind(
-    spark: SparkSession, request: pytest.FixtureRequest, kind: str
+    spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
-    """With the credentials of their own processes; what is committed is read back as it was."""
-    folder: StoreUrl = request.getfixturevalue(f"{kind}_folder")
+    """With the credentials of their own processes; what is committed is read back as it was, also without a day."""
+    folder = (
+        parse_store_url(f"file://{tmp_path}/p[1] a") if kind == "file" else request.getfixturevalue(f"{kind}_folder")
+    )
     out, day = Snapshot(folder), sf.date_add(sf.lit(DAY), (sf.col("id") % 3).cast("int"))
-    numbers = spark.range(3000, numPartitions=2).withColumn("day", day)
+    numbers = spark.range(3000, numPartitions=2).withColumn("day", sf.when(sf.col("id") % 3 < 2, day))
     out.place(out.write(numbers, "numbers", "day"))
+    out.place(out.write(numbers.where("id < 0"), "none", "day"))
     out.commit()
     stored = Snapshot(folder)
+    assert stored.partitions("numbers")[2:] == ["day=unknown"]
     names = [f"numbers/{name}" for name in stored.partitions("numbers")]
     assert [stored.rows(name) for name in names] == [1000] * 3
+    assert [min(file.first_id or 0 for file in stored.files(name)) for name in names] == [0, 1, 2]
+    assert stored.size(names[0]) == sum(len(Store(folder).read(file.name)) for file in stored.files(names[0]))
     assert rows(stored.read(spark, numbers.schema, *names)) == rows(numbers)
 
 
-def test_only_named_columns_are_read(tmp_path: Path) -> None:
+def test_only_named_columns_are_read(s3_folder: StoreUrl, tmp_path: Path) -> None:
     """Spark does not tell the reader which ones a query needs; the ids of attempts are a tenth of their bytes."""
-    url, count = parse_store_url(f"file://{tmp_path}"), 20_000
+    count = 20_000
     texts = {name: [uuid4().hex for _ in range(count)] for name in ("delivery_id", "server_url", "job_name")}
     pyarrow.parquet.write_table(pyarrow.table({"id": range(count), **texts}), tmp_path / "1")
+    Store(s3_folder).send(tmp_path / "1", "1")
 
     def read(*names: str) -> tuple[list[str], int]:
         """The columns that are there, and how many bytes this process read meanwhile."""
         files = json.dumps([("1", 1, (tmp_path / "1").stat().st_size)])
         schema = StructType([frames.ATTEMPTS[name] for name in names])
-        reader = FilesReader({"url": url.text, "files": files, "tasks": "1"}, schema)
+        reader = FilesReader({"url": s3_folder.text, "files": files, "tasks": "1"}, schema)
         before = bytes_read()
         batches = list(reader.read(reader.partitions()[0]))
         assert sum(batch.num_rows for batch in batches) == count
@@ -146,21 +153,24 @@ def bytes_read() -> int:
     return int(re.findall(r"rchar: (\d+)", Path("/proc/self/io").read_text())[0])
 
 
-def test_ids_of_attempts_are_read_apart(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
-    """To find those that are there twice: nothing else of the attempts is read for that."""
+@pytest.mark.parametrize("kind", ["s3", "viewfs"])
+def test_ids_of_attempts_are_read_apart(
+    spark: SparkSession, sqlite_only: str, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """To find those that are there twice: nothing else of the attempts is read for that, by whom ever."""
     fill(sqlite_only, attempts(10, 3))
-    store = parse_store_url(f"file://{tmp_path}")
+    store = request.getfixturevalue(f"{kind}_folder")
     export_to_store(SourceTables(spark=spark, url=sqlite_only), spark, Snapshot(store), now=NOW)
     inputs = read_exports(spark, Snapshot(store), EXPORTED)
     judged = check_attempts(inputs.attempts, window=EXPORTED, now=NOW, ids=inputs.attempt_ids)
     plan = judged._jdf.queryExecution().executedPlan().toString()
-    scans = re.findall(r"BatchScan federation-files\[(.*?)\]", plan)
+    scans = re.findall(r"(?:BatchScan federation-files|FileScan parquet )\[(.*?)\]", plan)
     others = len(frames.ATTEMPTS.names) - 1
     assert {re.sub(r"#\d+L?", "", columns) for columns in scans} == {"id", f"id, ... {others} more fields"}
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["gs", "abfs", "hdfs"])
+@pytest.mark.parametrize("kind", ["gs", "abfs", "viewfs"])
 def test_a_night_in_a_store_of_each_kind(
     spark: SparkSession, sqlite_only: str, request: pytest.FixtureRequest, kind: str
 ) -> None:
@@ -233,15 +243,15 @@ def test_the_registry_of_an_earlier_day_stays(spark: SparkSession, sqlite_only: 
     assert [keys("a", 1), keys("b", 2), keys("c", 2)] == [(set(), {"a"}), ({"a"}, {"b"}), ({"a"}, {"c"})]
 
 
-def test_a_server_is_removed_from_a_store(spark: SparkSession, s3_folder: StoreUrl) -> None:
+def test_a_server_is_removed_from_a_store(spark: SparkSession, s3_folder: StoreUrl, tmp_path: Path) -> None:
     """From what the next manifest names; files that do not name it stay the same."""
     gone, stays = "https://gone.example", "https://gone.example.org"
     data = [attempt(1, moment(), server_url=gone), attempt(2, moment(), server_url=stays, relayed_by=gone)]
-    out = Snapshot(s3_folder)
-    place(out, "attempts/day=1", frames.ATTEMPTS, *data)
-    place(out, "attempts/day=2", frames.ATTEMPTS, attempt(3, moment(), server_url=gone))
-    place(out, "attempts/day=3", frames.ATTEMPTS, attempt(4, moment(), server_url=stays))
-    place(out, "quarantine/day=1", frames.QUARANTINE, {"row": json.dumps({"server_url": gone})})
+    out, file = Snapshot(s3_folder), tmp_path / "file"
+    place(out, file, "attempts/day=1", frames.ATTEMPTS, *data)
+    place(out, file, "attempts/day=2", frames.ATTEMPTS, attempt(3, moment(), server_url=gone))
+    place(out, file, "attempts/day=3", frames.ATTEMPTS, attempt(4, moment(), server_url=stays))
+    place(out, file, "quarantine/day=1", frames.QUARANTINE, {"row": json.dumps({"server_url": gone})})
     out.commit()
     assert forget(Snapshot(s3_folder), gone) == Forgotten(files=3, rows=3)
     after = Snapshot(s3_folder)
@@ -254,18 +264,15 @@ def test_a_server_is_removed_from_a_store(spark: SparkSession, s3_folder: StoreU
     assert Snapshot(s3_folder).number == 2
 
 
-def place(out: Snapshot, partition: str, schema: frames.StructType, *data: object) -> None:
-    with out.writing(partition) as (name, output):
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(data), to_arrow_schema(schema)), output)
-        size = output.tell()
-    out.place({partition: [out.described(name, size)]})
+def place(out: Snapshot, file: Path, partition: str, schema: frames.StructType, *data: object) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(data), to_arrow_schema(schema)), file)
+    out.place({partition: [out.send(file, partition)]})
 
 
 def test_a_damaged_file_is_told_by_its_name(spark: SparkSession, s3_folder: StoreUrl) -> None:
     """In a line."""
-    out = Snapshot(s3_folder)
-    with out.writing("servers") as (name, output):
-        output.write(b"PAR1 and so on")
+    out, name = Snapshot(s3_folder), "data/torn.parquet"
+    Store(s3_folder).write(name, b"PAR1 and so on")
     out.place({"servers": [DataFile(name=name, rows=1, size=14, groups=1)]})
     out.commit()
     with pytest.raises(PySparkException) as error:
@@ -293,6 +300,7 @@ MEBIBYTE = 2**20
     [
         ([], 4, []),
         ([("a", 1, 100)], 4, [[("a", 0, 1)]]),
+        ([("a", 0, 100), ("b", 1, 1)], 1, [[("a", 0, 0)], [("b", 0, 1)]]),
         ([("a", 1, 100), ("b", 1, 100)], 1, [[("a", 0, 1), ("b", 0, 1)]]),
         ([("a", 1, 100), ("b", 1, 100)], 2, [[("a", 0, 1)], [("b", 0, 1)]]),
         ([("a", 4, 40 * MEBIBYTE)], 1, [[("a", 0, 1)], [("a", 1, 2)], [("a", 2, 3)], [("a", 3, 4)]]),

@@ -310,7 +310,10 @@ def _outcome(checked: Checked, column: str) -> tuple[list[str], list[tuple[str, 
 
 
 def test_registry_rows_are_judged(spark: SparkSession) -> None:
-    """A server without a state, a time or a name says nothing; of rows with one URL the latest stays."""
+    """A server without a state or a name says nothing; of rows with one URL the latest stays.
+
+    A wrong time is told, and spoils itself alone.
+    """
     rows = [
         server("https://a.example"),
         server("https://bad-key.example", public_key=None),
@@ -320,27 +323,37 @@ def test_registry_rows_are_judged(spark: SparkSession) -> None:
         server("https://limbo.example", id="limbo", is_healthy=None),
         server("https://unborn.example", id="unborn", created_at=None),
         server("https://tomorrow.example", id="tomorrow", last_seen=NOW + timedelta(days=1)),
+        server("https://next-year.example", id="next-year", created_at=NOW + timedelta(days=365)),
     ]
     checked = check_servers(frame(spark, SERVERS, rows), now=NOW)
     assert _outcome(checked, "id") == (
-        ["id of https://a.example", "id of https://bad-key.example", "new"],
+        ["id of https://a.example", "id of https://bad-key.example", "new", "next-year", "tomorrow", "unborn"],
         [
             ("limbo", "no state"),
+            ("next-year", "time in the future"),
             ("nowhere", "malformed URL"),
             ("old", "duplicated URL"),
             ("tomorrow", "time in the future"),
             ("unborn", "no time"),
         ],
     )
+    times = {row["id"]: (row["created_at"] is None, row["last_seen"] is None) for row in checked.good.collect()}
+    assert {id_: times[id_] for id_ in ("new", "next-year", "tomorrow", "unborn")} == {
+        "new": (False, False),
+        "next-year": (True, False),
+        "tomorrow": (False, True),
+        "unborn": (True, False),
+    }
 
 
 def test_blacklist_rows_are_judged_by_their_url(spark: SparkSession) -> None:
-    """Every decision about a server holds, also one without a time."""
-    rows = [refusal("https://a.example"), refusal("https://a.example", "11-11 00:00"), refusal("?")]
+    """Every decision about a server or a domain holds, also one without a time."""
+    rows = [refusal("https://a.example"), refusal("https://a.example", "11-11 00:00"), refusal("?"), refusal("*.")]
+    rows += [refusal(rule) for rule in ("*.b.example", "*.c")]
     timeless = refusal("https://b.example") | {"created_at": None}
     good, bad = _outcome(check_blacklist(frame(spark, BLACKLIST, [*rows, timeless])), "server_url")
-    assert good == ["https://a.example", "https://a.example", "https://b.example"]
-    assert bad == [("?", "malformed URL")]
+    assert good == ["*.b.example", "*.c", "https://a.example", "https://a.example", "https://b.example"]
+    assert bad == [("*.", "malformed URL"), ("?", "malformed URL")]
 
 
 def test_health_events_are_judged(spark: SparkSession) -> None:

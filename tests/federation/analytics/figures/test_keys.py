@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from federation.analytics.figures.keys import KEY, key_anomalies
 from federation.analytics.frames import ACCEPTED_KEYS, KEY_ANOMALIES, LINKS, SERVERS, Window
 from federation.protocol.encodings import decode_base64_sized
-from tests.federation.analytics.rows import WINDOW, columns, fingerprint, frame, key, server
+from tests.federation.analytics.rows import WINDOW, at, columns, fingerprint, frame, key, server
 
 
 def _url(name: str) -> str:
@@ -70,8 +70,8 @@ def test_a_server_that_shows_another_key_is_told(spark: SparkSession) -> None:
     """By its link, since when and what to do; a link that is down says nothing of keys."""
     since = datetime(2026, 11, 2, 12, tzinfo=UTC)
     links = [
-        {"server_url": _url("steady"), "wire": "sealed", "state": "mismatch", "since": since},
-        {"server_url": _url("new"), "wire": "sealed", "state": "down", "since": since},
+        {"server_url": _url("steady"), "wire": "sealed", "state": "mismatch", "since": since, "reason": None},
+        {"server_url": _url("new"), "wire": "sealed", "state": "down", "since": since, "reason": "TIMEOUT"},
     ]
     result = key_anomalies(
         frame(spark, SERVERS, [server(_url("steady")), server(_url("new"))]),
@@ -122,7 +122,8 @@ def test_what_an_operator_has_accepted_is_told_no_more(spark: SparkSession) -> N
     """A change by the key that its server has now; a shared key when all who share it are known to."""
 
     def accepted(*keys: tuple[str, str]) -> DataFrame:
-        rows = [{"server_url": _url(name), "fingerprint": fingerprint(key(secret))} for name, secret in keys]
+        when = {"accepted_at": at("11-28 00:00")}
+        rows = [{"server_url": _url(name), "fingerprint": fingerprint(key(secret)), **when} for name, secret in keys]
         return frame(spark, ACCEPTED_KEYS, rows)
 
     def left(*keys: tuple[str, str]) -> set[str]:

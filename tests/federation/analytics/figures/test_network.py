@@ -7,16 +7,26 @@ from typing import Final
 
 import pytest
 from pyspark.sql import Row, SparkSession
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from federation.analytics.figures.checks import check_attempts
 from federation.analytics.figures.daily import server_daily
 from federation.analytics.figures.network import network_summary
 from federation.analytics.figures.outages import find_outages
 from federation.analytics.figures.tally import good, tally
-from federation.analytics.frames import ATTEMPTS, HEALTH_EVENTS, NETWORK_SUMMARY, SERVER_DAILY, SERVERS, Window
-from tests.federation.analytics.rows import NOW, at, attempt, columns, daily, event, failure, frame, server
+from federation.analytics.frames import (
+    ATTEMPTS,
+    HEALTH_EVENTS,
+    LOSSES,
+    NETWORK_SUMMARY,
+    SERVER_DAILY,
+    SERVERS,
+    Window,
+)
+from tests.federation.analytics.rows import NOW, at, attempt, columns, daily, event, failure, frame, loss, server
 
 WINDOW: Final = Window(since=date(2026, 11, 17), until=date(2026, 11, 21))
+SPELLS: Final = StructType([StructField(name, TimestampType()) for name in ("began_at", "ended_at")])
 
 
 def _url(name: object) -> str:
@@ -70,6 +80,8 @@ def rows(spark: SparkSession) -> list[Row]:
         server_daily(counts).unionByName(stored),
         servers=servers,
         outages=find_outages(frame(spark, HEALTH_EVENTS, EVENTS), servers, until=at("11-21 00:00")),
+        trouble=frame(spark, SPELLS, [{"began_at": at("11-17 21:30"), "ended_at": at("11-19 00:00")}]),
+        lost=frame(spark, LOSSES, [loss(_url(1), str(day), f"11-{day} 23:00") for day in (17, 18, 18, 20)]),
         window=WINDOW,
     )
     assert columns(result.schema) == columns(NETWORK_SUMMARY)
@@ -109,3 +121,9 @@ def test_the_top_ten_have_their_share(rows: list[Row]) -> None:
 def test_latency_is_over_all_deliveries(rows: list[Row]) -> None:
     """Of 20 deliveries the 10th took 1 s, the 19th 5 s; without attempts at hand, or deliveries, there is none."""
     assert [(row["p50_ms"], row["p95_ms"]) for row in rows] == [(None, None), (None, None), (None, None), (1000, 5000)]
+
+
+def test_losses_and_our_own_trouble_are_told_by_day(rows: list[Row]) -> None:
+    """A spell lasts until midnight on the days before its last; one that ends at midnight has no part of the next."""
+    assert [row["lost"] for row in rows] == [1, 2, 0, 1]
+    assert [row["own_trouble"] for row in rows] == [["21:30 to 24:00"], ["00:00 to 24:00"], [], []]

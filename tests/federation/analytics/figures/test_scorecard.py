@@ -61,8 +61,11 @@ DOWN_SINCE: Final = {
 REGISTRY: Final = [
     *(server(_url(name), **SICK) for name in DOWN_SINCE if name != "down-today"),
     server(_url("down-today"), is_healthy=False, unhealthy_reason="UNKNOWN"),
-    *(server(_url(name)) for name in ("fine", "idle", "half", "ours", "silent", "worse", "better", "few", "relayed")),
-    *(server(_url(name)) for name in ("worst", "never", "slow", "flapping", "forger", "refused")),
+    *(
+        server(_url(name))
+        for name in ("fine", "idle", "half", "ours", "silent", "worse", "better", "few", "relayed", "held-some")
+    ),
+    *(server(_url(name)) for name in ("worst", "never", "slow", "flapping", "forger", "badly", "refused")),
     server(_url("twin-1"), public_key=key("common")),
     server(_url("twin-2"), public_key=key("common")),
     server(_url("keyless"), encryption_public_key="?"),
@@ -93,8 +96,10 @@ DAILY: Final = [
     daily(_url("slow"), "11-29", delivered=30, p95_ms=8_000, slow=None),
     daily(_url("slow"), "11-30", delivered=5, slow=5),
     *(daily(_url("flapping"), day, delivered=10) for day in LAST_WEEK),
-    _mixed("forger", "11-29", delivered=50, INVALID_ACK_SIGNATURE=2, INVALID_ACK=1),
+    _mixed("forger", "11-29", delivered=54, INVALID_ACK_SIGNATURE=6),
+    _mixed("badly", "11-29", delivered=50, INVALID_ACK=2, NO_ACK=1),
     _mixed("refused", "11-29", delivered=0, BLACKLISTED=40) | {"p95_ms": None},
+    daily(_url("held-some"), "11-29", delivered=10),
     *(daily(_url(name), "11-29", delivered=10) for name in ("twin-1", "twin-2", "keyless", "stranger", "fediverse")),
 ]
 EVENTS: Final = [
@@ -112,9 +117,10 @@ OWED: Final = [
     delivery(_url("down-18-days"), "d", state="expired", settled_at=at("11-29 12:00")),
     delivery(_url("down-18-days"), "e", state="failed", settled_at=at("11-29 12:00")),
     delivery(_url("held-only"), "f", state="held"),
+    *(delivery(_url("held-some"), f"held {each}", state="held") for each in range(2)),
 ]
 LINKS_OF_WIRES: Final = [
-    {"server_url": _url(name), "wire": wire, "state": "up", "since": at("11-01 12:00")}
+    {"server_url": _url(name), "wire": wire, "state": "up", "since": at("11-01 12:00"), "reason": None}
     for name, wire in (
         ("stranger", "sealed"),
         ("fediverse", "activitypub"),
@@ -126,6 +132,9 @@ LOST: Final = [
     loss(_url("down-18-days"), "g", "11-05 12:00"),
     loss(_url("down-18-days"), "e", "11-29 12:00"),  # its row is not purged yet
     loss(_url("down-18-days"), "h", "10-05 12:00"),
+    *(loss(_url("held-some"), f"lost {each}", "11-29 12:00") for each in range(3)),
+    # An operator forgot it, and nothing is owed to it: nobody asks.
+    loss(_url("forgotten"), "i", "11-25 12:00"),
 ]
 
 
@@ -170,7 +179,7 @@ def test_a_server_that_does_everything_right_scores_100(cards: dict[tuple[str, i
     """It is to be kept, and the reason is how well it does."""
     card = cards[_url("fine"), 30]
     assert (card["score"], card["availability"], card["trend"]) == (pytest.approx(100), 1.0, "stable")
-    assert (card["action"], card["reasons"]) == ("keep", ["100.0 % of 3000 attempts in 30 days delivered"])
+    assert (card["action"], card["reasons"]) == ("keep", ["100.0 % of 700 attempts in 7 days delivered"])
     assert (card["state"], card["state_since"], card["top_error"]) == (
         "healthy",
         at("09-01 00:00").replace(tzinfo=None),
@@ -183,10 +192,17 @@ def test_scores_follow_the_formula(cards: dict[tuple[str, int], Row]) -> None:
     assert cards[_url("half"), 7]["score"] == pytest.approx(100 * (0.6 * 30 / 80 + 0.3 + 0.1))
     assert cards[_url("half"), 30]["score"] == pytest.approx(100 * (0.6 * 70 / 200 + 0.3 + 0.1))
     assert cards[_url("slow"), 7]["score"] == pytest.approx(100 * (0.6 + 0.3 + 0.1 * (15 - 8) / 14))
-    # Nothing delivered, so no latency; down for 18 days and 15 hours of 30 days, and nothing sent.
+    # Nothing delivered, so no latency.
     assert cards[_url("silent"), 7]["score"] == pytest.approx(100 * 0.3 / 0.9)
-    assert cards[_url("down-18-days"), 30]["score"] == pytest.approx(100 * (30 - 18 - 15 / 24) / 30)
     assert cards[_url("idle"), 7]["score"] == pytest.approx(100)
+
+
+def test_what_is_down_or_waits_lowers_the_score(cards: dict[tuple[str, int], Row]) -> None:
+    """By a third for each day down; by the part that did not arrive, as it is owed, or lost for good."""
+    away = 4 / 24
+    assert cards[_url("down-today"), 30]["score"] == pytest.approx(100 * (1 - away / 30) * (1 - away / 3))
+    assert cards[_url("down-18-days"), 30]["score"] == cards[_url("down-but-relayed"), 30]["score"] == 0
+    assert cards[_url("held-some"), 7]["score"] == pytest.approx(100 * 10 / (10 + 2 + 3))
 
 
 def test_our_own_faults_count_neither_way(cards: dict[tuple[str, int], Row]) -> None:
@@ -217,7 +233,15 @@ def test_the_trend_is_the_last_days_against_those_before(
     ("name", "window_days", "action", "reasons"),
     [
         ("down-long", 30, "prune", ["down since 2026-10-20 (42 days), last error TLS_ERROR"]),
-        ("down-18-days", 30, "park", ["down since 2026-11-12 (18 days), last error TLS_ERROR"]),
+        (
+            "down-18-days",
+            30,
+            "park",
+            [
+                "down since 2026-11-12 (18 days), last error TLS_ERROR",
+                "lost for good: 2 of 2 deliveries in 7 days",
+            ],
+        ),
         ("down-today", 7, "watch", ["down since 2026-11-30 (4 hours)"]),
         (
             "down-but-relayed",
@@ -227,7 +251,8 @@ def test_the_trend_is_the_last_days_against_those_before(
         ),
         ("silent", 7, "park", ["none of 25 attempts in 7 days delivered, most often CONN_REFUSED"]),
         ("half", 7, "watch", ["37.5 % of 80 attempts in 7 days delivered, most often TIMEOUT"]),
-        ("half", 30, "watch", ["35.0 % of 200 attempts in 30 days delivered, most often DNS_BLOCKED"]),
+        ("half", 30, "watch", ["37.5 % of 80 attempts in 7 days delivered, most often TIMEOUT"]),
+        ("down-long", 7, "prune", ["down since 2026-10-20 (42 days), last error TLS_ERROR"]),
         ("worse", 7, "keep", ["97.0 % of 100 attempts in 7 days delivered"]),
         (
             "worst",
@@ -242,16 +267,17 @@ def test_the_trend_is_the_last_days_against_those_before(
         ("slow", 7, "watch", ["slow: 15 of 105 deliveries in 7 days took longer than 5 s"]),
         ("flapping", 7, "watch", ["went down 3 times in 7 days, for 5 hours at the longest"]),
         ("keyless", 7, "watch", ["its encryption key is not the base64 of 32 bytes"]),
-        ("forger", 7, "review-for-blacklist", ["3 answers in 7 days were not proven to be its own"]),
+        ("forger", 7, "review-for-blacklist", ["6 of 60 answers in 3 days were signed with another's key"]),
+        ("badly", 7, "watch", ["it acknowledges follows badly: 3 answers in 3 days were none"]),
         ("twin-1", 7, "review-for-blacklist", ["2 servers have the same signing key"]),
         ("refused", 7, "keep", ["on the blacklist since 2026-11-09: spam"]),
-        ("idle", 30, "keep", ["healthy; nothing was sent to it in 30 days"]),
+        ("idle", 30, "keep", ["healthy; nothing was sent to it in 7 days"]),
     ],
 )
 def test_actions_come_with_their_reasons(
     cards: dict[tuple[str, int], Row], name: str, window_days: int, action: str, reasons: list[str]
 ) -> None:
-    """The gravest finding decides; every finding is told, with the figures it rests on."""
+    """The gravest finding of both windows decides; every finding is told, with the figures it rests on."""
     card = cards[_url(name), window_days]
     assert (card["action"], card["reasons"]) == (action, reasons)
 

@@ -140,12 +140,12 @@ def advised(spark: SparkSession, keep: Keep) -> dict[str, tuple[Action, list[str
     known = [(name, lived) for name, lived, _ in EVERYBODY if lived.is_registered]
     servers = frame(spark, SERVERS, [registered(*each) for each in known])
     accepted = [
-        {"server_url": row["url"], "fingerprint": fingerprint(str(row["public_key"]))}
+        {"server_url": row["url"], "fingerprint": fingerprint(str(row["public_key"])), "accepted_at": ago(days=1)}
         for row, (_, lived) in zip((registered(*each) for each in known), known, strict=True)
         if "accepted" in lived.keys
     ]
     shown = [
-        {"server_url": url_of(name), "wire": "sealed", "state": "mismatch", "since": ago(days=2)}
+        {"server_url": url_of(name), "wire": "sealed", "state": "mismatch", "since": ago(days=2), "reason": None}
         for name, lived in known
         if lived.keys == "another is shown"
     ]

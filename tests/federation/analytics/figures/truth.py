@@ -135,13 +135,14 @@ TRAFFIC: Final = (
     ),
     Kind(
         name="refuses-all",
-        life=lambda n: life(tried(n, 0, days=(3, 3), code="HTTP_403")),
-        advice=many(KEEP, 1, 3, 5) | many(WATCH, 10, 12, 15, 19) | many(PARK, 20, 30, 50, 100, 500),
+        # After five attempts a delivery is lost: of few, each counts.
+        life=lambda n: life(tried(n, 0, days=(3, 3), code="HTTP_403"), lost=-(-n // 5)),
+        advice=many(WATCH, 1, 3, 5, 10, 12, 15, 19) | many(PARK, 20, 30, 50, 100, 500),
     ),
     Kind(
         name="refuses-all-month",
-        life=lambda every: life(tried(1, 0, every=every, code="HTTP_500")),
-        advice={1: PARK, 2: WATCH, 3: WATCH, 6: KEEP},
+        life=lambda every: life(tried(1, 0, every=every, code="HTTP_500"), lost=1),
+        advice={1: PARK, 2: WATCH, 3: WATCH, 6: WATCH},
     ),
     Kind(
         name="takes-nothing-by-code",
@@ -152,8 +153,8 @@ TRAFFIC: Final = (
     Kind(name="gone", life=lambda n: life(tried(n, 0, days=(14, 0), code="HTTP_410")), advice={3: PRUNE}),
     Kind(
         name="few-attempts",
-        life=lambda arrived: life(tried(9, arrived / 9, days=(2, 2))),
-        advice=many(KEEP, 0, 1, 2, 4, 6, 8, 9),
+        life=lambda arrived: life(tried(9, arrived / 9, days=(2, 2)), lost=0 if arrived else 2),
+        advice={0: WATCH} | many(KEEP, 1, 2, 4, 6, 8, 9),
     ),
     Kind(
         name="ten-attempts",
@@ -317,12 +318,13 @@ IDENTITY: Final = (
         life=lambda n: life(
             tried(200, days=(29, 3)), tried(200, 1 - n / 200, days=(2, 2), code="INVALID_ACK_SIGNATURE")
         ),
-        advice=many(KEEP, 1, 2) | many(REVIEW, 3, 10, 100),
+        advice=many(KEEP, 1, 2) | many(WATCH, 3, 10) | many(REVIEW, 100),
     ),
     Kind(
         name="unproven-answers",
-        life=lambda n: life(tried(n, 0, days=(20, 20), code="INVALID_ACK")),
-        advice={2: KEEP, 5: REVIEW, 40: REVIEW},
+        # Of the wrong shape: a bug of it proves nothing about who it is.
+        life=lambda n: life(tried(n, 0, days=(20, 20), code="INVALID_ACK"), lost=n),
+        advice={2: WATCH, 5: WATCH, 40: PARK},
     ),
     Kind(
         name="keys",
@@ -370,7 +372,7 @@ IDENTITY: Final = (
     ),
     Kind(
         name="not-in-the-registry-and-silent",
-        life=lambda n: life(tried(n, 0, code="DISCOVERY"), is_registered=False),
+        life=lambda n: life(tried(n, 0, code="DISCOVERY"), is_registered=False, owed=(n, 2)),
         advice=many(PARK, 1, 5, 20),
     ),
     Kind(

@@ -81,7 +81,9 @@ def test_the_servers_that_need_attention_are_found(findings: Findings) -> None:
     assert found["gone.example"].reasons[0] == "unhealthy for 4 days"
     assert found["gone.example"].week.attempts - found["gone.example"].week.delivered == 3600 + 3 * 9
     assert found["gone.example"].daily[-5:] == (0.99, 0.0, 0.0, 0.0, 0.0)
-    assert [server.url for server in findings.worst][:2] == ["https://old.example", "https://spam.example"]
+    assert [server.url for server in findings.worst][:2] == ["https://spam.example", "https://old.example"]
+    assert found["gone.example"].failed_hours[0][3] == 900 + 4 * 9  # each of the days failed at three o'clock
+    assert findings.obligations.history == ((AS_OF, 9, 6),)
     assert all(server.action is Action.KEEP for server in findings.best)
     assert findings.latencies == (0, 4, 7, 8, 5, 0, 1, 0)
     assert sum(findings.scores) == 25
@@ -147,7 +149,11 @@ def test_within_a_minute_a_reader_knows_who_is_sick_since_when_why_and_what_to_d
     probe, why = "federation servers probe https://", "federation why https://"
     assert commands["gone.example"] == [f"{probe}gone.example", f"{why}gone.example"]
     assert commands["expired.example:8443"] == [f"{probe}expired.example:8443", f"{why}expired.example:8443"]
-    assert commands["old.example"] == [f"{probe}old.example", "federation servers forget https://old.example"]
+    assert commands["old.example"] == [
+        f"{probe}old.example",
+        "federation deliveries drop --server https://old.example --state open",
+        "federation servers forget https://old.example",
+    ]
     assert commands["spam.example"][0] == f"{why}spam.example"
     assert commands["spam.example"][1].startswith("federation blacklist add https://spam.example --reason ")
 
@@ -205,14 +211,48 @@ def test_a_server_that_is_sick_on_and_off_shows_how_often(findings: Findings) ->
     assert next(card.all("h4")).text == "slow.example bad on 2 of 4 days"
 
 
+def test_each_server_has_its_reasons_and_its_commands(findings: Findings) -> None:
+    """Those in a line, and those in a page, as well as the first of a group; a stranger is not probed."""
+    strange = replace(findings.attention[-1], action=Action.PARK, state="unregistered")
+    many = [replace(strange, url=f"https://{number}.example") for number in range(21)]
+    page = read_page(render(replace(findings, attention=tuple(many)), made_at=MADE_AT))
+    told = part(page, "attention")
+    rows = [row for row in told.all("tr") if "availability fell from 98% to 90%" in row.text.lower()]
+    assert len(rows) == 21 - 4
+    for row in rows:
+        assert [code.text.rsplit(" ", 1)[0] for code in row.all("code")] == [
+            "federation why",
+            "federation servers discover",
+        ]
+    assert next(told.all("summary")).text == "21 of 2 to park"
+
+
+def test_a_day_that_is_not_over_is_drawn_as_one(findings: Findings) -> None:
+    """Its bars are pale, and what leads to it is dashed."""
+    half = replace(findings, completeness=replace(findings.completeness, early=(findings.as_of,)))
+    network = part(read_page(render(half, made_at=MADE_AT)), "network")
+    assert "Not over when read, and so pale or dashed: 30\u202fMar." in network.text
+    figures = {next(figure.all("h3")).text: figure for figure in network.all("figure")}
+    pale = [bar for bar in figures["Attempts"].all("rect") if bar.attributes["class"].endswith(" early")]
+    assert len(pale) == 2
+    whole, dashed = [
+        path.attributes["d"] for path in figures["Servers"].all("path") if "second" in path.attributes["class"]
+    ]
+    assert (whole.count("L"), dashed.count("L")) == (28, 1)
+
+
 def test_a_failure_of_this_node_itself_is_told_first(findings: Findings) -> None:
     """So is half of the network being sick at once, which is hardly the network's fault."""
     days = (*findings.days[:-1], replace(findings.days[-1], servers_healthy=12))
     ill = replace(findings, days=days, error_totals={**findings.error_totals, "DATABASE": 10_000})
-    alerts = [alert.text for alert in read_page(render(ill, made_at=MADE_AT)).all("p", style="alert")]
+    trouble, *alerts = [alert.text for alert in read_page(render(ill, made_at=MADE_AT)).all("p", style="alert")]
+    assert trouble.startswith(
+        "Most servers failed together, or this node did nothing: 12\u202fMar 07:30 to 07:52 (UTC)."
+    )
     assert alerts[0].startswith("This node itself failed attempts. DATABASE (10\u202f000): this node's database failed")
     assert alerts[1].startswith("More than half of all servers are sick at once.")
-    few = replace(findings, error_totals={**findings.error_totals, "DATABASE": 7})
+    days = tuple(replace(day, own_trouble=()) for day in findings.days)
+    few = replace(findings, days=days, error_totals={**findings.error_totals, "DATABASE": 7})
     assert not list(read_page(render(few, made_at=MADE_AT)).all("p", style="alert"))
 
 
@@ -430,7 +470,7 @@ def test_the_summary_agrees_with_a_calculation_by_hand(findings: Findings, tmp_p
     assert summary["totals"]["attempts"] == 30 * sum(traffic)
     assert summary["totals"]["servers"] == 25
     assert isinstance(summary["worst_servers"], list)
-    assert summary["worst_servers"][0]["server_url"] == "https://old.example"
+    assert summary["worst_servers"][0]["server_url"] == "https://spam.example"
 
 
 def test_the_report_is_one_file_and_results_that_are_missing_are_named(

@@ -20,7 +20,8 @@ from tests.federation.protocol.vectors import B
 from tests.misbehaving import Exchange, Received, hang, respond, respond_with
 from tests.patience import PATIENCE_SECONDS
 from tests.peer import DISCOVER_PATH, FOLLOWS_PATH, Peer, Pings, acquaint, introduce, json_answer
-from workers import JobState, WorkerEventKind
+from workers import JobState
+from workers.worker.events import WorkerEventKind
 
 OTHER = generate_own_keys()
 SHORT_KEY = "AAAA"

@@ -13,9 +13,10 @@ from federation.delivery.held.sweep_times import GAP, LOST_INTERVAL, SPARED, Las
 from federation.delivery.outbox.sweeper import OutboxSweeper
 from federation.retention import Purge
 from tests.federation.delivery.node import URL, Node
-from workers import Job, JobState, Worker, WorkerEvent, WorkerEventKind
+from workers import Job, JobState, Worker
 from workers.clock import ManualClock, SystemClock
 from workers.storage.base import ANY_NAME
+from workers.worker.events import WorkerEvent, WorkerEventKind
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from tests.workers.storage.bull.steps import ERROR, LEASES, NodeBull, claimed
+from workers import WorkerOptions
 from workers.errors import ForeignQueue, StorageDamaged, StorageError
 from workers.jobs import Claim, Completed, EnqueueStatus, Failed, JobState, OutcomeKind, SettleStatus
 from workers.storage.bull import BullStorage
@@ -19,7 +20,12 @@ from workers.worker.events import WorkerEventKind
 
 
 def worker_on(storage: BullStorage, recorder: Recorder) -> Worker:
-    return Worker(storage, {"*": done}, retry=AT_ONCE, observers=[recorder], poll_interval=timedelta(seconds=1))
+    return Worker(
+        storage,
+        {"*": done},
+        observers=[recorder],
+        options=WorkerOptions(retry=AT_ONCE, poll_interval=timedelta(seconds=1)),
+    )
 
 
 def every_call(storage: BullStorage, held: Claim) -> Sequence[Callable[[], Awaitable[object]]]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.workers.running import AT_ONCE, done, forever, outcome, running
 from tests.workers.storage.bull.steps import ERROR, NodeBull
-from workers import retry
+from workers import WorkerOptions, retry
 from workers.jobs import DROP, Completed, Continued, OutcomeKind, Retried
 from workers.retry import RetryPolicy
 from workers.storage.bull import BullJob, BullStorage
@@ -120,7 +120,7 @@ async def test_a_timeout_that_is_none_bounds_nothing(timeout: str, storage: Bull
 async def test_a_run_that_takes_longer_than_node_allows_fails(storage: BullStorage, node: NodeBull) -> None:
     """It is an attempt like any other that fails, with the words of Bull's own workers."""
     await node.add("slow", opts='{"attempts":2,"timeout":20}', attempts=2)
-    async with running(Worker(storage, {"*": forever}, retry=AT_ONCE)):
+    async with running(Worker(storage, {"*": forever}, options=WorkerOptions(retry=AT_ONCE))):
         ended = await outcome(storage, "slow")
     assert ended.error is not None
     assert (ended.error.type, ended.error.message) == ("HandlerTimeout", "operation timed out")

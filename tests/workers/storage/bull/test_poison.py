@@ -8,7 +8,8 @@ import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from tests.workers.storage.bull.steps import NodeBull, claimed
-from workers import StorageDamaged, StorageError
+from workers import StorageError, WorkerOptions
+from workers.errors import StorageDamaged
 from workers.jobs import OutcomeKind, RepairOutcome
 from workers.storage.bull import BullStorage
 from workers.storage.bull.codec import RESERVED_IDS
@@ -24,7 +25,13 @@ async def test_a_job_named_as_a_key_is_set_aside(name: str, storage: BullStorage
     for field, value in record.items():
         await node.client.hset(node.key(name), field, value)
     recorder = Recorder()
-    worker = Worker(storage, {"work": done}, lease=timedelta(milliseconds=300), retry=AT_ONCE, observers=[recorder])
+    worker = Worker(
+        storage,
+        {"work": done},
+        lease=timedelta(milliseconds=300),
+        observers=[recorder],
+        options=WorkerOptions(retry=AT_ONCE),
+    )
     async with running(worker):
         assert (await recorder.seen(Kind.SET_ASIDE)).job_ids == (name,)
         await enqueue(storage, job("ours"))

@@ -14,10 +14,10 @@ import pytest
 
 from tests.patience import until
 from tests.workers.storage.bullmq.steps import LEASES
-from workers import JobState, NewJob, Queue, Tasks
+from workers import JobState, Queue, Tasks
 from workers.crons import Cron, Missed
 from workers.errors import StorageError, Unsupported
-from workers.jobs import DROP, Completed, Declared, Recurrence
+from workers.jobs import DROP, Completed, Declared, NewJob, Recurrence
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.schedulers import BullMQCrons

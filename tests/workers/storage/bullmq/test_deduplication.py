@@ -13,7 +13,8 @@ from bullmq import Queue as StockQueue
 
 from tests.workers.running import outcome
 from tests.workers.storage.bullmq.steps import LEASES
-from workers import CancelResult, DeduplicationMode, EnqueueStatus, Job, JobState, Queue, Tasks, Unsupported
+from workers import DeduplicationMode, EnqueueStatus, Job, JobState, Queue, Tasks, Unsupported
+from workers.jobs import CancelResult
 from workers.kv.redis import RedisKvStore
 from workers.storage.bullmq import BullMQStorage
 from workers.testing.steps import claim_one

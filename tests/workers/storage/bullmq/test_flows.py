@@ -14,32 +14,28 @@ import pytest
 
 from tests.workers.running import Recorder, running
 from tests.workers.storage.bullmq.steps import ERROR
-from workers import (
+from workers import EnqueueStatus, JobState, Queue, StorageError, StorageUnavailable, Unsupported, Worker, WorkerOptions
+from workers.errors import LeaseLost, LossReason, StorageDamaged, WaitForChildren
+from workers.flows import MAX_FLOW_JOBS, FlowJob, flatten
+from workers.jobs import (
+    CancelResult,
     ChildFailure,
-    EnqueueStatus,
-    FlowJob,
+    Completed,
+    Failed,
+    FlowNode,
     JobRef,
-    JobState,
-    JsonSerde,
-    LeaseLost,
-    LossReason,
-    Queue,
-    StorageDamaged,
-    StorageError,
-    StorageUnavailable,
-    Unsupported,
-    WaitForChildren,
-    Worker,
-    WorkerEventKind,
+    Released,
+    SettleStatus,
+    Suspended,
 )
-from workers.flows import MAX_FLOW_JOBS, flatten
-from workers.jobs import CancelResult, Completed, Failed, FlowNode, Released, SettleStatus, Suspended
 from workers.middlewares import measure_attempts
 from workers.middlewares.outcome import Outcome
+from workers.serde import JsonSerde
 from workers.specs import new_job
 from workers.storage.bullmq import BullMQStorage
 from workers.testing import faulty
 from workers.testing.steps import PATIENCE, claim_one, job, state, status
+from workers.worker.events import WorkerEventKind
 from workers.worker.handlers import Job
 
 
@@ -171,7 +167,9 @@ async def test_children_are_added_and_waited_for_while_the_job_runs(
         return job.payload
 
     await storage.enqueue([job("whole", max_attempts=1)])
-    worker = Worker(shaky, {"*": split}, observers=[recorder], middlewares=[measure_attempts(outcomes)])
+    worker = Worker(
+        shaky, {"*": split}, observers=[recorder], options=WorkerOptions(middlewares=[measure_attempts(outcomes)])
+    )
     async with running(worker):
         await recorder.seen(WorkerEventKind.SUSPENDED)
         assert (await status(storage, "whole")).attempt == 0

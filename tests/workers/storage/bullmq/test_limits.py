@@ -11,10 +11,10 @@ import pytest
 
 from tests.patience import PATIENCE_SECONDS
 from tests.workers.storage.bullmq.steps import LEASES
-from workers import Limit, LimitKey, NewJob, Queue, Tasks
+from workers import Limit, Queue, QueueOptions, Tasks
 from workers.errors import StorageError, Unsupported
-from workers.jobs import Completed
-from workers.limits import HeldBack
+from workers.jobs import Completed, NewJob
+from workers.limits import HeldBack, LimitKey
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq import waiting as bullmq_wait
 
@@ -130,7 +130,7 @@ async def test_a_raised_limit_wakes_who_waits(storage: BullMQStorage, monkeypatc
 
 async def test_a_queue_declares_its_limit(redis_url: str, storage: BullMQStorage) -> None:
     """When it is first used."""
-    queue = Queue(BullMQStorage(redis_url, storage.queue), limits={"*": Limit(concurrency=1)})
+    queue = Queue(BullMQStorage(redis_url, storage.queue), options=QueueOptions(limits={"*": Limit(concurrency=1)}))
     await queue.enqueue(1)
     second = await queue.enqueue(2)
     assert await claimed(storage) == 1
@@ -154,7 +154,7 @@ async def test_what_bullmq_cannot_limit_is_refused_where_it_is_declared(limits: 
     """Nothing is connected for that; nor is it stored by whoever asks the storage."""
     storage = BullMQStorage("redis://127.0.0.1:1", "q")
     with pytest.raises(Unsupported, match=told):
-        Queue(storage, limits=limits)
+        Queue(storage, options=QueueOptions(limits=limits))
     with pytest.raises(Unsupported, match=told):
         await storage.declare_limits(limits)
 

@@ -14,9 +14,9 @@ import pytest
 
 from tests.servers import valkey
 from tests.workers.storage.bullmq.steps import ERROR, LEASES
-from workers import JobState, NewJob
+from workers import JobState
 from workers.errors import StorageError
-from workers.jobs import Completed, Continued, Retried
+from workers.jobs import Completed, Continued, NewJob, Retried
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.bullmq.access import QueueAccess
 from workers.storage.bullmq.record import make_claim

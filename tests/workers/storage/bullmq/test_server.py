@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
 from tests.workers.storage.bullmq.steps import ERROR, LEASES, SHORT, all_blocked
-from workers import JobState, StorageError, StorageFull, StorageUnavailable
-from workers.errors import WorkersError
+from workers import JobState, StorageError, StorageUnavailable
+from workers.errors import StorageFull, WorkersError
 from workers.jobs import (
     CancelResult,
     Claim,

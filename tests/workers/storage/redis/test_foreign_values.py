@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.workers.storage.redis.steps import LEASES, SETS, VERBS, key, one_in_every_set
-from workers import JobState, StorageDamaged
+from workers import JobState
+from workers.errors import StorageDamaged
 from workers.jobs import (
     Claim,
     Completed,

@@ -13,8 +13,9 @@ from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess
 from tests.workers.storage.redis.steps import LEASES
-from workers import DROP, Deduplication, DeduplicationMode, Job, JobState, StorageFull, Worker
-from workers.jobs import CancelResult, Claim, Completed, Continued, ErrorInfo, Failed, PartlySettled, SettleStatus
+from workers import Deduplication, DeduplicationMode, Job, JobState, Worker, WorkerOptions
+from workers.errors import StorageFull
+from workers.jobs import DROP, CancelResult, Claim, Completed, Continued, ErrorInfo, Failed, PartlySettled, SettleStatus
 from workers.storage.redis import RedisStorage, scripts
 from workers.storage.redis.storage import RECORD_BYTES, SMALL_BYTES
 from workers.testing.steps import HOUR, PATIENCE, claim_one, job, until
@@ -74,7 +75,7 @@ async def test_a_full_server_is_worked_off_and_takes_jobs_again(server: Server, 
         if len(done) == len(taken):
             worker.stop()
 
-    worker = Worker(storage, {"*": run}, concurrency=5, payload_serde=Raw())
+    worker = Worker(storage, {"*": run}, concurrency=5, options=WorkerOptions(payload_serde=Raw()))
     async with asyncio.timeout(PATIENCE):
         await worker.run()
     assert sorted(done) == sorted(taken)

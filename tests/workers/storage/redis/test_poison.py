@@ -10,7 +10,8 @@ import pytest
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from tests.workers.storage.redis.steps import LEASES, THROTTLED, key
-from workers import JobState, StorageDamaged
+from workers import JobState, WorkerOptions
+from workers.errors import StorageDamaged
 from workers.jobs import OutcomeKind, RepairOutcome
 from workers.storage.redis import RedisStorage
 from workers.testing.steps import ERROR, claim_one, completed, enqueue, failed, job, state
@@ -26,7 +27,13 @@ async def test_a_key_in_the_way_is_named_until_it_is_repaired(name: str, storage
     """The worker goes on looking, and what waits runs once somebody has asked for the repair."""
     await client.set(key(storage, name), "somebody's")
     recorder = Recorder()
-    worker = Worker(storage, {"work": done}, lease=timedelta(milliseconds=300), retry=AT_ONCE, observers=[recorder])
+    worker = Worker(
+        storage,
+        {"work": done},
+        lease=timedelta(milliseconds=300),
+        observers=[recorder],
+        options=WorkerOptions(retry=AT_ONCE),
+    )
     async with running(worker):
         error = (await recorder.seen(Kind.ERROR)).error
         assert isinstance(error, StorageDamaged)
@@ -104,7 +111,10 @@ async def test_what_only_clients_read_of_a_record_ends_no_worker(storage: RedisS
     await client.hset(key(storage, "jobs"), b"\xff\xfe", await client.hget(key(storage, "jobs"), "good"))
     await client.zadd(key(storage, "ready"), {member.removesuffix(b"good") + b"\xff\xfe": 0})
     recorder = Recorder()
-    async with running(Worker(storage, {"work": done}, retry=AT_ONCE, observers=[recorder])), asyncio.timeout(20):
+    async with (
+        running(Worker(storage, {"work": done}, observers=[recorder], options=WorkerOptions(retry=AT_ONCE))),
+        asyncio.timeout(20),
+    ):
         for job_id in ("good", "\udcff\udcfe"):
             assert (await outcome(storage, job_id)).kind is OutcomeKind.COMPLETED
         short = await outcome(storage, "short")

@@ -15,10 +15,10 @@ from sqlalchemy.orm import Session
 from tests.workers.running import outcome
 from tests.workers.storage.sql.steps import change, connected, on_sqlite
 from tests.workers.worker.transactions.ledgers import worked
-from workers import JobSpec, LimitKey, Queue
+from workers import JobSpec, Queue, QueueOptions
 from workers.errors import JobGoneError, TransactionError
 from workers.jobs import JobOutcome, JobState, OutcomeKind
-from workers.limits import Limit
+from workers.limits import Limit, LimitKey
 from workers.storage.sql import SqlStorage
 from workers.sync import SyncQueue
 from workers.testing.steps import job, until
@@ -46,7 +46,7 @@ async def has_written(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
 @asynccontextmanager
 async def used(storage: SqlStorage, **options: dict[str, Limit]) -> AsyncIterator[Queue]:
     """A queue that connects when it has to."""
-    queue = Queue(storage, limits=options.get("limits"))
+    queue = Queue(storage, options=QueueOptions(limits=options.get("limits")))
     try:
         yield queue
     finally:

@@ -11,6 +11,7 @@ from sqlalchemy import Engine, text
 
 from tests.workers.running import AT_ONCE, Recorder, done, outcome, running
 from tests.workers.storage.sql.steps import change, connected, on_postgres
+from workers import WorkerOptions
 from workers.errors import StorageError
 from workers.jobs import JobState
 from workers.storage.sql import SqlStorage
@@ -123,7 +124,12 @@ async def test_a_worker_sets_damaged_jobs_aside(url: str, outsider: Engine) -> N
         tried = (await status(storage, "tried")).last_error
         assert tried is not None
         assert tried.type == "CorruptRecord"
-        worker = Worker(storage, {"*": done}, retry=AT_ONCE, observers=[recorder], poll_interval=timedelta(hours=1))
+        worker = Worker(
+            storage,
+            {"*": done},
+            observers=[recorder],
+            options=WorkerOptions(retry=AT_ONCE, poll_interval=timedelta(hours=1)),
+        )
         async with running(worker):
             bare = await outcome(storage, "bare")
             for name in ("junk", "good"):

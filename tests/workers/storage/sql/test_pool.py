@@ -259,7 +259,7 @@ def hold_id(admin: psycopg.Connection, name: str) -> None:
     admin.execute(
         "SELECT * FROM workers_enqueue((SELECT min(id) FROM workers_queues), ARRAY[%s], ARRAY['work'],"
         " ARRAY[0]::bigint[], ARRAY[0], ARRAY[1], ARRAY[NULL]::bigint[], ARRAY[NULL]::bigint[], ARRAY[NULL],"
-        " ARRAY[NULL], ARRAY['']::bytea[], ARRAY[0], false)",
+        " ARRAY[NULL], ARRAY['']::bytea[], ARRAY[0], ARRAY[NULL], false)",
         [name],
     )
 

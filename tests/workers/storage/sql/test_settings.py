@@ -19,6 +19,7 @@ from tests.conftest import postgres_database
 from tests.workers.harnesses import PostgresHarness
 from tests.workers.running import AT_ONCE, outcome, running
 from tests.workers.storage.sql.steps import claim_all, connected, on_postgres
+from workers import WorkerOptions
 from workers.errors import StorageError
 from workers.jobs import Completed, JobOutcome, JobState, OutcomeKind, SettleStatus
 from workers.kv.sql import SqlKvStore
@@ -109,7 +110,7 @@ async def test_a_handlers_transaction_of_such_a_role_completes_its_job(migrated_
     async with connected(SqlStorage(migrated_odd_url, "transactions")) as storage:
         await storage.enqueue([job("a"), job("b"), job("c")])
         # One after the other: transactions that can be serialized fail if they run side by side.
-        async with running(Worker(storage, {"*": handler}, concurrency=1, retry=AT_ONCE)):
+        async with running(Worker(storage, {"*": handler}, concurrency=1, options=WorkerOptions(retry=AT_ONCE))):
             assert [await outcome(storage, name) for name in "abc"] == [ended] * 3
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tests.workers.running import NEVER, Recorder, running
 from tests.workers.worker.transactions.transaction_child import LEASE
+from workers import WorkerOptions
 from workers.storage.base import Storage
 from workers.testing.steps import job
 from workers.worker import Worker
@@ -40,5 +41,7 @@ async def worked(
     """A worker with this handler for every name runs, on as many jobs."""
     recorder = Recorder()
     await storage.enqueue([job(f"job-{number}" if number else "job", payload=b"1") for number in range(jobs)])
-    async with running(Worker(storage, {"*": handler}, lease=lease, retry=NEVER, observers=[recorder])):
+    async with running(
+        Worker(storage, {"*": handler}, lease=lease, observers=[recorder], options=WorkerOptions(retry=NEVER))
+    ):
         yield recorder

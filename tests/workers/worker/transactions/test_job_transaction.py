@@ -15,6 +15,7 @@ from tests.workers.running import AT_ONCE, Recorder, outcome, running
 from tests.workers.storage.sql.steps import connected
 from tests.workers.worker.transactions.ledgers import ledger, worked, write
 from tests.workers.worker.transactions.transaction_child import LEASE
+from workers import WorkerOptions
 from workers.chains import continue_with
 from workers.errors import LeaseLost, LossReason, TransactionError
 from workers.jobs import Claim, Completed, JobOutcome, JobState, NewJob, OutcomeKind, Renewal
@@ -73,7 +74,7 @@ async def test_a_block_that_raises_has_written_nothing(storage: SqlStorage, url:
 
     recorder = Recorder()
     await storage.enqueue([job("job")])
-    async with running(Worker(storage, {"*": handler}, retry=AT_ONCE, observers=[recorder])):
+    async with running(Worker(storage, {"*": handler}, observers=[recorder], options=WorkerOptions(retry=AT_ONCE))):
         assert (await outcome(storage, "job")).result == b'"done"'
         await recorder.seen(WorkerEventKind.COMPLETED)
     assert ledger(url) == ["attempt 2"]

@@ -53,7 +53,7 @@ end
 
 -- Records. A job's record is written once for each link of its chain: first HEAD, which is version, place, created,
 -- priority, max attempts, keep completed, keep failed, name and ordering key; in a LINKED one the number of the link;
--- then back-off and payload, which only clients read.
+-- then the length of back-off and metadata, these, and the payload, which only clients read.
 local PLAIN, LINKED = 1, 2
 local HEAD = '>BI8I8I4I4I8I8I2c0I2c0'
 local FORMATS = { [PLAIN] = HEAD, [LINKED] = HEAD .. 'I4' }
@@ -385,7 +385,8 @@ local function conclude(id, record, job, run, state, keep)
     redis.call('ZADD', LINE_OF[state], run.expires, id)
     if state == STATE.completed then
       forget_told(id)
-      redis.call('HSET', JOBS, id, string.sub(record, 1, job.finish - 1))
+      local good, _, payload = pcall(struct.unpack, '>I2c0', record, job.finish)
+      redis.call('HSET', JOBS, id, string.sub(record, 1, (good and payload or job.finish) - 1))
     end
   end
   if state == STATE.completed and keep < MINUTE and #run.result <= TOLD_BYTES then

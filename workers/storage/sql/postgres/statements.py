@@ -18,6 +18,7 @@ JOBS: Final = {
     "backoffs": "text",
     "payloads": "bytea",
     "chain_indexes": "integer",
+    "metas": "text",
 }
 """The parameters of `workers_enqueue` that are about jobs, in their order, and the type of an element of each."""
 

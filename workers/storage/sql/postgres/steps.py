@@ -38,6 +38,7 @@ from workers.jobs import (
     SettleOutcome,
     SettleStatus,
 )
+from workers.metadata import encode_meta
 from workers.storage.abilities import Exchange
 from workers.storage.base import ANY_NAME
 from workers.storage.sql.postgres import statements, stops
@@ -159,6 +160,7 @@ def _enqueue_values(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[st
         "backoffs": [encode_backoff(job.backoff) for job in jobs],
         "payloads": [job.payload for job in jobs],
         "chain_indexes": [job.chain_index for job in jobs],
+        "metas": [encode_meta(job.meta) if job.meta else None for job in jobs],
         "sure": transaction.lasting,
         "wake": not transaction.quiet,
     }
@@ -449,6 +451,7 @@ def _then(job: NewJob) -> str:
             "key": None if job.holding_key is None else encode_text(job.holding_key),
             "backoff": encode_backoff(job.backoff),
             "chain_index": job.chain_index,
+            "meta": encode_meta(job.meta) if job.meta else None,
         }
     )
 

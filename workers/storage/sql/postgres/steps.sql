@@ -122,7 +122,7 @@ END $$;
 CREATE OR REPLACE FUNCTION workers_enqueue(
     p_queue integer, p_ids text[], p_names text[], p_delays bigint[], p_priorities integer[], p_max_attempts integer[],
     p_keep_completed bigint[], p_keep_failed bigint[], p_keys text[], p_backoffs text[], p_payloads bytea[],
-    p_chain_indexes integer[], p_sure boolean, p_wake boolean DEFAULT true
+    p_chain_indexes integer[], p_metas text[], p_sure boolean, p_wake boolean DEFAULT true
 ) RETURNS TABLE (id text, inserted boolean, state text, run_at bigint, now bigint, result bytea) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_mergejoin = off SET jit = off
 AS $$
@@ -138,10 +138,11 @@ DECLARE
 BEGIN
     IF cardinality(p_ids) = 1 THEN  -- what most producers do, and most often it is new
         INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts,
-            keep_completed, keep_failed, ordering_key, backoff, chain_index)
+            keep_completed, keep_failed, ordering_key, backoff, chain_index, meta)
         VALUES (nextval('workers_jobs_seq_seq'), p_queue, p_ids[1], p_names[1],
             CASE WHEN p_delays[1] > 0 THEN 'scheduled' ELSE 'ready' END, p_priorities[1], v_now + p_delays[1], v_now,
-            p_max_attempts[1], p_keep_completed[1], p_keep_failed[1], p_keys[1], p_backoffs[1], p_chain_indexes[1])
+            p_max_attempts[1], p_keep_completed[1], p_keep_failed[1], p_keys[1], p_backoffs[1], p_chain_indexes[1],
+            p_metas[1])
         ON CONFLICT (queue, id) DO NOTHING RETURNING seq INTO v_first;
         IF v_first IS NOT NULL THEN
             INSERT INTO workers_payloads (seq, data) VALUES (v_first, p_payloads[1]);
@@ -163,19 +164,19 @@ BEGIN
             SELECT a.*, nextval('workers_jobs_seq_seq') AS seq FROM (
                 SELECT * FROM unnest(
                     p_ids, p_names, p_delays, p_priorities, p_max_attempts, p_keep_completed, p_keep_failed, p_keys,
-                    p_backoffs, p_payloads, p_chain_indexes
+                    p_backoffs, p_payloads, p_chain_indexes, p_metas
                 ) WITH ORDINALITY AS a (
                     id, name, delay, priority, max_attempts, keep_completed, keep_failed, key, backoff, payload,
-                    chain_index, place
+                    chain_index, meta, place
                 ) WHERE v_first_round OR a.id = ANY(v_left) ORDER BY place  -- the array is searched from its beginning
             ) a
         ), jobs AS (
             -- Ordered by id, so that batches with ids in common cannot deadlock.
             INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts,
-                keep_completed, keep_failed, ordering_key, backoff, chain_index)
+                keep_completed, keep_failed, ordering_key, backoff, chain_index, meta)
             SELECT a.seq, p_queue, a.id, a.name, CASE WHEN a.delay > 0 THEN 'scheduled' ELSE 'ready' END, a.priority,
                 v_now + a.delay, v_now, a.max_attempts, a.keep_completed, a.keep_failed, a.key, a.backoff,
-                a.chain_index
+                a.chain_index, a.meta
             FROM asked a ORDER BY a.id
             ON CONFLICT (queue, id) DO NOTHING RETURNING seq, id
         ), payloads AS (
@@ -249,7 +250,8 @@ CREATE OR REPLACE FUNCTION workers_claim(
     p_noted bigint
 ) RETURNS TABLE (
     seq bigint, id text, name text, attempts integer, max_attempts integer, created_at bigint, keep_completed bigint,
-    keep_failed bigint, priority integer, backoff text, chain_index integer, error text, payload bytea, place integer
+    keep_failed bigint, priority integer, backoff text, chain_index integer, meta text, error text,
+    payload bytea, place integer
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
 AS $$
@@ -414,7 +416,7 @@ BEGIN
         deduplication_key = CASE j.deduplication_mode WHEN 'debounce' THEN NULL ELSE j.deduplication_key END
     WHERE j.seq = ANY(v_seqs)
     RETURNING j.seq, j.id, j.name, j.attempts, j.max_attempts, j.created_at, j.keep_completed, j.keep_failed,
-        j.priority, j.backoff, j.chain_index, j.error, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),
+        j.priority, j.backoff, j.chain_index, j.meta, j.error, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),
         array_position(v_seqs, j.seq);
     PERFORM workers_tell(
         p_queue, ARRAY(SELECT 'active:' || j.id FROM workers_jobs j WHERE j.seq = ANY(v_seqs)), false
@@ -591,7 +593,7 @@ BEGIN
             v_events := v_events || ('queued:' || v_job.id);
             SELECT * INTO v_then FROM json_to_record(v_job.goes_on::json) AS t (
                 name text, priority integer, max_attempts integer, keep_completed bigint, keep_failed bigint,
-                key text, backoff text, chain_index integer
+                key text, backoff text, chain_index integer, meta text
             );
             -- The new number puts it behind everything that is there.
             UPDATE workers_jobs SET
@@ -599,7 +601,7 @@ BEGIN
                 state = CASE WHEN v_job.delay > 0 THEN 'scheduled' ELSE 'ready' END, run_at = v_now + v_job.delay,
                 attempts = 0, max_attempts = v_then.max_attempts, stalls = 0, uncounted = 0, cancel_requested = 0,
                 keep_completed = v_then.keep_completed, keep_failed = v_then.keep_failed, ordering_key = v_then.key,
-                backoff = v_then.backoff, chain_index = v_then.chain_index, worker = NULL, lease_until = NULL,
+                backoff = v_then.backoff, chain_index = v_then.chain_index, meta = v_then.meta, worker = NULL, lease_until = NULL,
                 error = NULL, failures = NULL
             WHERE seq = v_job.seq RETURNING seq INTO v_seq;
             UPDATE workers_payloads SET seq = v_seq, data = v_job.result WHERE seq = v_job.seq;

@@ -63,7 +63,8 @@ _CLAIM = expanding(
     " deduplication_key = CASE deduplication_mode WHEN 'debounce' THEN NULL ELSE deduplication_key END"
     " WHERE seq IN :seqs"
     " RETURNING seq, id, name, attempts, max_attempts, created_at, keep_completed, keep_failed, priority, backoff,"
-    " chain_index, error, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS payload",
+    " chain_index, meta, error,"
+    " (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS payload",
     "seqs",
 )
 _SEE = text(

@@ -288,7 +288,10 @@ _databases: dict[tuple[int, str, timedelta], SqliteDatabase] = {}
 def acquire(path: str, busy_timeout: timedelta) -> SqliteDatabase:
     """Return this process's database on the file, counting one more user; each must `release` it."""
     if not os.path.exists(path):
-        raise StorageError(f"SQLite database {path!r} does not exist; run `await storage.migrate()` once")
+        raise StorageError(
+            f"SQLite database {path!r} does not exist; make it once, by `python -m workers migrate module:app`, or"
+            " `await storage.migrate()`"
+        )
     with _lock:
         key = (os.getpid(), path, busy_timeout)
         database = _databases.get(key)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from sqlalchemy import text
 
 from workers.jobs import EnqueueResult, JobEventKind, NewJob
+from workers.metadata import encode_meta
 from workers.storage.sql.direct import Executor
 from workers.storage.sql.rows import (
     RowState,
@@ -27,9 +28,9 @@ from workers.storage.sql.steps.enqueue import decide
 _LOCK = text("UPDATE workers_queues SET paused = paused WHERE id < 0")
 _INSERT = text(
     "INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts,"
-    " keep_completed, keep_failed, ordering_key, backoff, chain_index)"
+    " keep_completed, keep_failed, ordering_key, backoff, chain_index, meta)"
     " VALUES (:seq, :queue, :id, :name, :state, :priority, :run_at, :now, :max_attempts,"
-    " :keep_completed, :keep_failed, :ordering_key, :backoff, :chain_index)"
+    " :keep_completed, :keep_failed, :ordering_key, :backoff, :chain_index, :meta)"
 )
 _INSERT_PAYLOAD = text("INSERT INTO workers_payloads (seq, data) VALUES (:seq, :data)")
 
@@ -84,4 +85,5 @@ def fields(transaction: Transaction, job: NewJob) -> dict[str, int | str | None]
         "ordering_key": job.holding_key,
         "backoff": encode_backoff(job.backoff),
         "chain_index": job.chain_index,
+        "meta": encode_meta(job.meta) if job.meta else None,
     }

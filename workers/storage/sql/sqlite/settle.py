@@ -76,7 +76,8 @@ _GO_ON = text(
     "UPDATE workers_jobs SET seq = :next, name = :name, state = :state, priority = :priority, run_at = :run_at,"
     " attempts = 0, max_attempts = :max_attempts, stalls = 0, uncounted = 0, cancel_requested = 0,"
     " keep_completed = :keep_completed, keep_failed = :keep_failed, ordering_key = :ordering_key, backoff = :backoff,"
-    " chain_index = :chain_index, worker = NULL, lease_until = NULL, error = NULL, failures = NULL WHERE seq = :seq"
+    " chain_index = :chain_index, meta = :meta, worker = NULL, lease_until = NULL, error = NULL, failures = NULL"
+    " WHERE seq = :seq"
 )
 _GO_ON_WITH = text("UPDATE workers_payloads SET seq = :next, data = :data WHERE seq = :seq")
 

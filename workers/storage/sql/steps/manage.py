@@ -9,6 +9,7 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 
 from workers.jobs import CancelResult, JobEventKind, JobState, Moved, NewJob, Retention
+from workers.metadata import encode_meta
 from workers.retention import kept_for_waiters, told_with_the_end
 from workers.storage.rules import STARTS_ANEW, check_cleanable, link_is_over
 from workers.storage.sql.rows import (
@@ -56,8 +57,8 @@ _GO_ON = text(
     "UPDATE workers_jobs SET seq = :next, name = :name, state = :state, priority = :priority, run_at = :run_at,"
     " attempts = 0, max_attempts = :max_attempts, stalls = 0, uncounted = 0, cancel_requested = 0,"
     " keep_completed = :keep_completed, keep_failed = :keep_failed, ordering_key = :ordering_key, backoff = :backoff,"
-    " chain_index = :chain_index, token = NULL, worker = NULL, lease_until = NULL, error = NULL, failures = NULL"
-    " WHERE seq = :seq"
+    " chain_index = :chain_index, meta = :meta, token = NULL, worker = NULL, lease_until = NULL, error = NULL,"
+    " failures = NULL WHERE seq = :seq"
 )
 _GO_ON_WITH = text("UPDATE workers_payloads SET seq = :next, data = :data WHERE seq = :seq")
 _REQUEST = text("UPDATE workers_jobs SET cancel_requested = 1 WHERE seq = :seq")
@@ -212,6 +213,7 @@ def _go_on(transaction: Transaction, seq: int, then: NewJob) -> None:
         "ordering_key": None if then.holding_key is None else transaction.encode(then.holding_key),
         "backoff": encode_backoff(then.backoff),
         "chain_index": then.chain_index,
+        "meta": encode_meta(then.meta) if then.meta else None,
     }
     transaction.connection.execute(_GO_ON, {"next": number, "seq": seq, **link})
     transaction.connection.execute(_GO_ON_WITH, {"next": number, "seq": seq, "data": then.payload})

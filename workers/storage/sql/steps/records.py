@@ -9,6 +9,7 @@ from typing import Final
 from sqlalchemy import RowMapping, text
 
 from workers.jobs import JobOutcome, JobRecord, JobState, JobStatus, OutcomeKind, Page, WorkerInfo
+from workers.metadata import decode_meta
 from workers.storage.failures import decode_failures
 from workers.storage.rules import WORKER_RECORD, read_cursor
 from workers.storage.sql.rows import (
@@ -40,7 +41,7 @@ _COLUMNS = (
 _OF_QUEUE = " FROM workers_jobs WHERE queue = :queue"
 _AMONG = _OF_QUEUE + " AND id IN :ids AND (expires_at IS NULL OR expires_at > :now)"
 _STATUS = expanding(_COLUMNS + _AMONG, "ids")
-_DATA = ", failures, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS data"
+_DATA = ", meta, failures, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS data"
 _RECORD = expanding(_COLUMNS + _DATA + _AMONG, "ids")
 _ENDED_WITH: Final = (
     "SELECT state, error, (SELECT data FROM workers_payloads WHERE workers_payloads.seq = workers_jobs.seq) AS data"
@@ -167,6 +168,7 @@ def read(transaction: Transaction, ids: Sequence[str]) -> list[JobRecord | None]
                 payload=None if completed else row["data"],
                 result=row["data"] if completed else None,
                 failures=decode_failures(row["failures"]),
+                meta=decode_meta(row["meta"]) if row["meta"] else {},
             )
     return [found.get(job_id) for job_id in ids]
 

@@ -1,4 +1,4 @@
-"""SQLAlchemy connections on DB-API connections of somebody else, whose transactions stay theirs.
+"""SQLAlchemy connections on DB-API connections of somebody else, also Django's, whose transactions stay theirs.
 
 Theory of operation. The dialects here are SQLAlchemy's own, but that they begin, commit, roll back and close nothing,
 and change nothing on the connection they are given: what runs on it is part of the transaction that its owner has open.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard, cast
 
 from sqlalchemy import URL, Connection, DateTime, Dialect, Engine, create_engine
 from sqlalchemy.dialects import registry
@@ -95,6 +95,65 @@ def in_transaction(connection: DbApiConnection) -> bool:
     if isinstance(connection, sqlite3.Connection):
         return connection.in_transaction or connection.isolation_level is not None
     return not connection.autocommit or connection.info.transaction_status != 0
+
+
+class DjangoConnection(Protocol):
+    """The part of `django.db.connection` that is used here."""
+
+    alias: str
+    connection: DbApiConnection
+    in_atomic_block: bool
+
+    def on_commit(self, func: Callable[[], None]) -> None: ...
+
+
+def django_connection(caller: object) -> DjangoConnection | None:
+    """Return `caller` if it is Django's connection, and None if it is something else.
+
+    Raises:
+        ValueError: it is in no `transaction.atomic` block, or uses another driver than we support.
+    """
+    wrapper = getattr(sys.modules.get("django.db.backends.base.base"), "BaseDatabaseWrapper", ())
+    proxy = getattr(sys.modules.get("django.utils.connection"), "ConnectionProxy", ())
+    if not isinstance(caller, (wrapper, proxy)):
+        return None
+    found = cast(DjangoConnection, caller)
+    if not found.in_atomic_block:
+        raise ValueError(
+            f"Django's connection {found.alias!r} is in autocommit; call this in a block of that very one:"
+            f" `with transaction.atomic(using={found.alias!r}):`"
+        )
+    if not is_dbapi_connection(found.connection):
+        driver = type(found.connection).__module__
+        raise ValueError(f"Django's connection is one of {driver}; only sqlite3's and psycopg 3's are written through")
+    return found
+
+
+def check_transaction(connection: DbApiConnection) -> None:
+    """Accept a connection whose writes can be rolled back.
+
+    Raises:
+        ValueError: it is in autocommit.
+    """
+    if not in_transaction(connection):
+        raise ValueError("this connection is in autocommit; begin a transaction, for what is written to be part of it")
+
+
+@contextmanager
+def joined(caller: object) -> Iterator[object]:
+    """Yield what SQLAlchemy joins the caller's transaction by; what is no connection of these is yielded as it is.
+
+    Raises:
+        ValueError: the connection is in autocommit, or Django's uses another driver than we support.
+    """
+    django = django_connection(caller)
+    lent = caller if django is None else django.connection
+    if not is_dbapi_connection(lent):
+        yield lent
+        return
+    check_transaction(lent)
+    with borrowed(lent) as connection:
+        yield connection
 
 
 @contextmanager

@@ -1,0 +1,41 @@
+"""Tests of flask_app.py and what it owes, without `async`: `pytest flask_test.py`."""
+
+from importlib import import_module, reload
+
+import pytest
+from flask.testing import FlaskClient
+
+import federation.sync
+from db import User
+from federation.testing import SyncFakeSealedRemote, SyncFederationNode
+
+pytest_plugins = ["federation.testing.pytest_plugin"]
+
+
+@pytest.fixture
+def client(federation_node: SyncFederationNode) -> FlaskClient:
+    application = reload(import_module("flask_app"))  # it opens the node's database, which each test has of its own
+    client: FlaskClient = application.app.test_client()
+    return client
+
+
+def test_a_note_reaches_who_follows_its_author(
+    client: FlaskClient, federation_node: SyncFederationNode, sealed_remote: SyncFakeSealedRemote
+) -> None:
+    with federation.sync.transaction() as session:
+        session.add(User(id="alice"))
+    sealed_remote.follow("alice")
+    assert client.post("/notes", data={"author": "alice", "text": "hello"}).status_code == 200
+    federation_node.deliver()
+    [post] = sealed_remote.received  # opened, and signed by the node
+    assert post.activity["post"]["content"] == [{"type": "text", "value": "hello"}]
+
+
+def test_a_request_that_fails_owes_nothing(
+    client: FlaskClient, federation_node: SyncFederationNode, sealed_remote: SyncFakeSealedRemote
+) -> None:
+    with federation.sync.transaction() as session:
+        session.add(User(id="alice"))
+    sealed_remote.follow("alice")
+    assert client.post("/notes", data={"author": "alice", "text": "bad"}).status_code == 500
+    assert federation_node.owed() == []

@@ -1,0 +1,305 @@
+"""What a server by Fedify sends to processes of ours: it follows, answers and leaves, and is heard once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from sqlalchemy import select, text
+from sqlmodel import col
+
+from db import ActivityFollow, FollowDirection, FollowState, ReceivedActivity, ReceivedState
+from federation import activitypub
+from federation.activitypub.signatures import SignatureKind
+from tests.acceptance.actors import ActorsProcess, Author
+from tests.acceptance.stranger import Stranger
+from tests.acceptance.worker_process import WorkerProcess
+from tests.federation.activitypub.remote import shows
+from tests.interop.activitypub.peer import Fedify, fedify_server
+from tests.misbehaving import MisbehavingServer, redirect, respond
+from tests.patience import PATIENCE_SECONDS, eventually, until
+from workers.clock import SystemClock
+
+APPLICATION = """
+import os, signal
+from pathlib import Path
+
+from sqlalchemy import text
+
+from federation import activitypub
+
+DIES = Path(__file__).with_name("dies-within")
+
+@activitypub.on("Create")
+async def created(session, activity, actor):
+    await session.execute(text("INSERT INTO replies VALUES (:id, :actor)"), {"id": activity.id, "actor": actor})
+    if DIES.exists():
+        DIES.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+APPLICATION_SETTINGS = {"FEDERATION_TASKS": "an_application", "FEDERATION_TRUSTED_PROXIES": "127.0.0.1"}
+# A process dies once an activity is committed and before anything else is done, if there is this file. The sweep, which
+# else leaves what is new to its job for a minute, looks at it after a moment.
+DIES_AFTER_COMMIT = """
+import os, signal
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy import Engine, Pool, event
+
+from federation.activitypub import received
+
+DIES = Path(__file__).with_name("dies-after-commit")
+received.PATIENCE = timedelta(milliseconds=10)
+
+@event.listens_for(Engine, "after_cursor_execute")
+def stored(connection, cursor, statement, *_):
+    if statement.startswith("INSERT INTO activitypub_received"):
+        connection.info["stored"] = True
+
+@event.listens_for(Pool, "checkin")
+def committed(_, record):
+    if record.info.pop("stored", False) and DIES.exists():
+        DIES.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+async def fedify(request: pytest.FixtureRequest) -> AsyncIterator[Fedify]:
+    async with fedify_server(*getattr(request, "param", [])) as server:
+        yield server
+
+
+@pytest.fixture
+def serving(tmp_path: Path, place: dict[str, object]) -> Iterator[ActorsProcess]:
+    directory = tmp_path / "serving"
+    directory.mkdir()
+    (directory / "an_application.py").write_text(APPLICATION)
+    process = ActorsProcess.at(place, directory, site=DIES_AFTER_COMMIT, **APPLICATION_SETTINGS)
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def environment(serving: ActorsProcess) -> dict[str, str]:
+    return serving.environment
+
+
+@pytest.fixture
+async def alice(serving: ActorsProcess, worker: WorkerProcess) -> AsyncIterator[Author]:
+    """She is to be seen; her application writes each reply into a table in which nothing is unique."""
+    async with Author.present(serving, worker) as alice:
+        async with alice.view.database.transaction() as session:
+            await session.execute(text("CREATE TABLE replies (id TEXT, actor TEXT)"))
+        yield alice
+
+
+async def replies(alice: Author) -> list[str]:
+    async with alice.view.database.read() as session:
+        return list((await session.execute(text("SELECT id FROM replies"))).scalars())
+
+
+async def states(alice: Author) -> dict[str | None, ReceivedState]:
+    query = select(col(ReceivedActivity.activity_id), col(ReceivedActivity.state))
+    return {row.activity_id: row.state for row in await alice.view.database.rows(query)}
+
+
+async def follow(alice: Author, direction: FollowDirection) -> tuple[str, FollowState] | None:
+    """Who follows or is followed, and how far that has come."""
+    query = select(col(ActivityFollow.remote_actor), col(ActivityFollow.state))
+    rows = await alice.view.database.rows(query.where(col(ActivityFollow.direction) == direction))
+    return (rows[0].remote_actor, rows[0].state) if rows else None
+
+
+@pytest.mark.spread("place")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fedify", [["draft-cavage-http-signatures-12"]], indirect=True, ids=["cavage"])
+async def test_somebody_follows_and_is_followed(alice: Author, fedify: Fedify) -> None:
+    """Each side knows of it, until it is undone; what goes to followers goes to who is one."""
+    await alice.worker.start()
+    bob = fedify.follower()
+    await fedify.follow(alice.id)
+    assert await eventually(lambda: fedify.collection("following"), bool) == [alice.id]
+    assert await follow(alice, FollowDirection.FOLLOWER) == (bob.id, FollowState.ACCEPTED)
+
+    assert len(await sends_to_followers(alice, "note-1")) == 1
+    await until(lambda: objects_heard(fedify, "Create"))
+    await fedify.unfollow(alice.id)
+    await eventually(lambda: follow(alice, FollowDirection.FOLLOWER), lambda found: found is None)
+    assert await sends_to_followers(alice, "note-2") == []
+
+    async with alice.view.outbox.transaction() as session:
+        await activitypub.follow_actor(session, alice.id, bob)
+    accepted = (bob.id, FollowState.ACCEPTED)
+    await eventually(lambda: follow(alice, FollowDirection.FOLLOWING), lambda found: found == accepted)
+    assert await fedify.collection("followers") == [alice.id]
+    async with alice.view.outbox.transaction() as session:
+        await activitypub.unfollow_actor(session, alice.id, bob.id)
+    assert await eventually(lambda: fedify.collection("followers"), lambda found: not found) == []
+    assert await objects_heard(fedify, "Create") == [f"{alice.id}/notes/note-1"]
+    assert alice.worker.terminate() == 0
+
+
+async def sends_to_followers(alice: Author, name: str) -> list[str]:
+    async with alice.view.outbox.transaction() as session:
+        sent = await activitypub.send(session, activitypub.create(alice.note(name)), to=activitypub.FOLLOWERS)
+    return list(sent.delivery_ids)
+
+
+async def objects_heard(fedify: Fedify, kind: str) -> list[str | None]:
+    return [each.object for each in await fedify.heard() if each.type == kind]
+
+
+@pytest.mark.spread("place")
+@pytest.mark.timeout(600)
+async def test_what_is_sent_has_its_effect_once_wherever_we_are_killed(alice: Author, fedify: Fedify) -> None:
+    """After the commit and before the answer, after the answer, and within the handler; a replay has none."""
+    dies(alice, "after-commit")
+    first = await fedify.create("first", to=alice.id)
+    await alice.serving.died()
+    assert not await was_taken(fedify, first)
+    assert await states(alice) == {first: ReceivedState.NEW}
+    await alice.serving.start()
+    await until(lambda: was_taken(fedify, first))
+    assert await states(alice) == {first: ReceivedState.NEW}, "it is sent again, and known"
+    await alice.worker.start()
+    await eventually(lambda: replies(alice), lambda found: found == [first])
+    alice.worker.kill()
+
+    second = await fedify.create("second", to=alice.id)
+    await until(lambda: was_taken(fedify, second))
+    alice.serving.kill()
+    await alice.serving.start()
+    await alice.worker.start()
+    await eventually(lambda: replies(alice), lambda found: found == [first, second])
+
+    dies(alice, "within")
+    third = await fedify.create("third", to=alice.id)
+    await alice.worker.died()
+    assert await replies(alice) == [first, second]
+    assert (await states(alice))[third] is ReceivedState.NEW
+    await alice.worker.start()
+    await eventually(lambda: replies(alice), lambda found: found == [first, second, third])
+
+    for said in await fedify.sent():
+        async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
+            assert (await client.post(said.url, content=said.body, headers=said.headers)).status_code == 202
+    last = await fedify.create("last", to=alice.id)
+    await eventually(lambda: replies(alice), lambda found: last in found)
+    assert Counter(await replies(alice)) == Counter([first, second, third, last])
+    assert set((await states(alice)).values()) == {ReceivedState.DONE}
+    assert alice.worker.terminate() == 0
+
+
+def dies(alice: Author, where: str) -> None:
+    """The process that comes there next is killed by itself."""
+    (alice.serving.directory / f"dies-{where}").touch()
+
+
+async def was_taken(fedify: Fedify, activity_id: str) -> bool:
+    return (activity_id, 202) in [(each.id, each.status) for each in await fedify.sent()]
+
+
+class Door:
+    """Posts to the inbox of an actor of ours, through a proxy: each request for another client."""
+
+    def __init__(self, alice: Author, client: httpx.AsyncClient) -> None:
+        self._own_url, self._inbox = alice.serving.url, f"{alice.id}/inbox"
+        self._client = client
+        self._numbers = itertools.count()
+        self.last = ""
+
+    async def post(
+        self,
+        who: Stranger,
+        kind: SignatureKind,
+        *,
+        origin: str | None = None,
+        at: datetime | None = None,
+        drop: str = "",
+        sent: bytes | None = None,
+        without: str = "",
+        key_id: str | None = None,
+        **members: object,
+    ) -> int:
+        """The answer to an activity with these members, signed for *origin*, as `Host` says; its id is `last`."""
+        number = next(self._numbers)
+        self.last = f"{who.id}/{number}"
+        body = json.dumps(who.activity(number) | members).encode()
+        url = self._inbox.replace(self._own_url, origin or self._own_url)
+        headers = who.headers(kind, url, body, at or SystemClock().now(), without=without, key_id=key_id)
+        headers = {name: value for name, value in headers.items() if name != drop}
+        headers |= {"X-Forwarded-For": f"192.0.2.{number % 250 + 1}", "Host": urlsplit(url).netloc}
+        reply = await self._client.post(self._inbox, content=body if sent is None else sent, headers=headers)
+        return reply.status_code
+
+
+@pytest.fixture
+async def door(alice: Author) -> AsyncIterator[Door]:
+    async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
+        yield Door(alice, client)
+
+
+@pytest.fixture
+async def away() -> AsyncIterator[MisbehavingServer]:
+    """Another server, with nothing on it."""
+    async with MisbehavingServer() as server:
+        server.default = respond(404)
+        yield server
+
+
+@pytest.mark.spread("place")
+@pytest.mark.timeout(600)
+async def test_what_is_not_proved_is_refused(alice: Author, door: Door, away: MisbehavingServer) -> None:
+    """By 401, and no function hears of it; the same without what is wrong with it is taken."""
+    await alice.worker.start()
+    async with MisbehavingServer() as elsewhere:
+        taken = []
+        for kind in SignatureKind:
+            bob, eve = Stranger(away, f"/{kind}/bob"), Stranger(away, f"/{kind}/eve")
+            found = {"no signature": await door.post(bob, kind, drop="Signature")}
+            for left_out in ("digest", "method", "host"):
+                found[f"leaves out {left_out}"] = await door.post(bob, kind, without=left_out)
+            found["another body"] = await door.post(bob, kind, sent=b'{"type": "Create"}')
+            found["stale"] = await door.post(bob, kind, at=SystemClock().now() - timedelta(hours=2))
+            assert away.hits == 0, "nobody is asked for a key by which it could not be valid"
+            found["for another host"] = await door.post(bob, kind, origin="https://c.example")
+            found["of eve, by bob's key"] = await door.post(bob, kind, actor=eve.id)
+            assert await door.post(bob, kind) == 202
+            taken.append(door.last)
+            found["of eve, by bob's cached key"] = await door.post(bob, kind, actor=eve.id)
+            mallory = Stranger(away, f"/{kind}/mallory")
+            elsewhere.default = away.routes[mallory.path]
+            away.routes[mallory.path] = redirect(elsewhere.url + mallory.path)
+            found["key is shown elsewhere"] = await door.post(mallory, kind)
+            owned = Stranger(away, f"/{kind}/owned")
+            lent = f"{owned.id}/key"
+            away.routes[f"{owned.path}/key"] = shows(owned.shown_key(id=lent))
+            found["owner does not list the key"] = await door.post(owned, kind, key_id=lent)
+            assert found == dict.fromkeys(found, 401)
+            assert elsewhere.hits == 0
+            away.requests.clear()
+    await eventually(lambda: replies(alice), lambda found: len(found) >= len(taken))
+    assert await replies(alice) == taken
+    assert await states(alice) == dict.fromkeys(taken, ReceivedState.DONE)
+
+
+@pytest.mark.spread("place")
+@pytest.mark.timeout(600)
+async def test_nobody_is_asked_about_who_ends_unknown(
+    alice: Author, door: Door, away: MisbehavingServer, full: bool
+) -> None:
+    """Many such Deletes are acknowledged, and leave nothing."""
+    for number in range(1_000 if full else 100):
+        bob = Stranger(away, f"/users/{number}")
+        end = {"type": "Delete", "id": f"{bob.id}#delete", "object": bob.id}
+        assert await door.post(bob, SignatureKind.CAVAGE, **end) == 202
+    assert (away.hits, await states(alice)) == (0, {})

@@ -1,0 +1,51 @@
+"""A process that works and does nothing else: its log on stderr, and its end by a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+from typing import Final
+
+from workers.worker import Worker
+
+logger = logging.getLogger("workers")
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def start_logging(level: str = "info", *, process: int | None = None) -> None:
+    """Log to stderr from `level` up, unless the program logs already; `process` is its number among several."""
+    form = _FORMAT if process is None else _FORMAT.replace(" ", f" [{process}] ", 1)
+    logging.basicConfig(level=level.upper(), format=form)
+
+
+async def run_until_stopped(workers: Sequence[Worker]) -> None:
+    """Run the workers until a signal stops them, which lets jobs finish for their grace; a second one does not.
+
+    Raises:
+        Exception: what ended one of them; the others were stopped.
+    """
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        logger.info("stopping; send the signal again to skip the grace")
+        for worker in workers:
+            worker.stop()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    running = [asyncio.create_task(worker.run(), name=f"worker-{worker.worker_id}") for worker in workers]
+    try:
+        await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+        failed = [task for task in running if task.done() and task.exception() is not None]
+        if failed:
+            stop()
+        errors = [error for error in await asyncio.gather(*running, return_exceptions=True) if error is not None]
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+    if errors:
+        raise errors[0]
