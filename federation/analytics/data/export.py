@@ -72,10 +72,6 @@ class Tables(Protocol):
         """Return the rows from `since` up to, not including, `until`, as a frame of the table's schema in `frames`."""
         ...
 
-    def snapshot(self, table: str, target: Path) -> None:
-        """Write the whole table, one of those that stay small, as Parquet files to the directory `target`."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
@@ -120,7 +116,7 @@ def export(
             _stage_attempts(tables, staging / ATTEMPTS, window, today)
             for name, table in SNAPSHOTS.items():
                 told(f"reading {name}")
-                tables.snapshot(table, staging / name)
+                tables.read(table).write.parquet(local(staging / name))
         except (PySparkException, Py4JJavaError, SQLAlchemyError) as error:
             raise AnalyticsError(f"the export failed, all exports stay as they were: {first_cause(error)}") from error
         told("putting the exports in place")
@@ -282,7 +278,7 @@ def _keep_lost(fresh: Path, exported: Path) -> int:
     before, now = (spark.read.schema(frames.ATTEMPTS).parquet(readable(place)) for place in (exported, fresh))
     lost = before.where(F.col("id").isNotNull()).join(now.select("id"), "id", "left_anti").select(*before.columns)
     staged = fresh.with_name(f"lost-{fresh.name}")
-    lost.coalesce(1).write.parquet(local(staged))
+    lost.write.parquet(local(staged))
     rows = count_rows(staged)
     for file in staged.glob("*.parquet") if rows else ():
         file.rename(fresh / f"lost-{file.name}")

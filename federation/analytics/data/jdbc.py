@@ -13,13 +13,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 
 from db.url import parse_url
 from federation.analytics.data.arrow_columns import UNREADABLE
-from federation.analytics.data.results import local
 from federation.analytics.data.tables import DEFAULT_PARTITIONS, TABLES
 from federation.analytics.errors import DatabaseUnavailable, DriverNotFound
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructField
     from sqlalchemy import URL
@@ -59,9 +56,6 @@ class JdbcTables:
             raise _translated(error, driver) from None
         columns = [F.col(field.name).cast(field.dataType) for field in TABLES[table].schema.fields]
         return loaded.select(*columns)
-
-    def snapshot(self, table: str, target: Path) -> None:
-        self.read(table).coalesce(1).write.parquet(local(target))
 
 
 def time_parts(

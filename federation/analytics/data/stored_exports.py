@@ -116,7 +116,7 @@ def _lost(fresh: Sequence[DataFile], spark: SparkSession, exports: Snapshot, pla
         return ()
     stored, now = (exports.read_files(spark, frames.ATTEMPTS, files) for files in (before, fresh))
     lost = stored.where(sf.col("id").isNotNull()).join(now.select("id"), "id", "left_anti").select(*stored.columns)
-    return exports.write(lost.coalesce(1), place).get(place, ())
+    return exports.write(lost, place).get(place, ())
 
 
 def _rotate_servers(exports: Snapshot, today: date) -> None:
