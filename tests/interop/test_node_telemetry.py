@@ -10,7 +10,6 @@ from tests.interop.peer import NodePeer
 from tests.workers.test_tracing import Traces
 from workers import QueueOptions
 from workers.metadata import TRACESTATE
-from workers.options import QueueOptions
 from workers.queue import Queue
 from workers.storage.bullmq import BullMQStorage
 from workers.testing.steps import PATIENCE
