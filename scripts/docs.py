@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import functools
 import http.server
+import logging
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -27,12 +27,13 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort, MkDocsException
 
-CONTENTS: Final = ROOT / "scripts" / "mkdocs.yml"
+SITE: Final = ROOT / "scripts" / "site"
 PUBLIC: Final = (
-    *("federation", "federation.sync", "federation.activitypub", "federation.sync.activitypub", "federation.testing"),
+    *("federation", "federation.sync", "federation.activitypub", "federation.sync.activitypub"),
     *("workers", "workers.sync", "workers.storage", "workers.testing"),
 )
 """The modules whose names applications import: each has a page of the reference."""
+ELSEWHERE: Final = "https://unpkg.com/iframe-worker/shim"
 LINK: Final = re.compile(r"(?P<text>\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^)\s]+)\)")
 FENCE: Final = re.compile(r"(^```.*?^```$)", re.S | re.M)
 
@@ -44,12 +45,14 @@ def main() -> None:
     parser.add_argument("--serve", type=int, metavar="PORT", help="show it on this machine until Ctrl-C")
     arguments = parser.parse_args()
     out: Path = arguments.out.absolute()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     with tempfile.TemporaryDirectory(prefix="federation-docs-") as folder:
         stage(Path(folder))
         try:
-            build(load_config(str(CONTENTS), docs_dir=folder, site_dir=str(out), strict=True))
+            build(load_config(str(SITE / "contents.yml"), docs_dir=folder, site_dir=str(out), strict=True))
         except (Abort, MkDocsException) as error:
             sys.exit(f"docs: {error}")
+    need_nobody(out)
     print(f"docs: {out / 'index.html'}")
     if arguments.serve is not None:
         handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(out))
@@ -93,6 +96,14 @@ def rewritten(page: str, text: str, folder: Path) -> str:
     return LINK.sub(anew, text)
 
 
+def need_nobody(site: Path) -> None:
+    """Have the pages load from the site itself what they would load from elsewhere: the help of their search."""
+    copy(SITE / "iframe-worker.js", site / "assets" / "iframe-worker.js")
+    for page in site.rglob("*.html"):
+        own = os.path.relpath(site / "assets" / "iframe-worker.js", page.parent)
+        write(page, page.read_text().replace(ELSEWHERE, own))
+
+
 def copy(file: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, to)
@@ -101,16 +112,6 @@ def copy(file: Path, to: Path) -> None:
 def write(to: Path, text: str) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(text)
-
-
-def listed(contents: object) -> Iterator[str]:
-    """Yield every page that the contents name."""
-    match contents:
-        case str():
-            yield contents
-        case list() | dict():
-            for each in contents.values() if isinstance(contents, dict) else contents:
-                yield from listed(each)
 
 
 if __name__ == "__main__":
