@@ -153,7 +153,9 @@ def test_the_plan_shows_every_floor() -> None:
 
 def test_every_setting_is_in_the_manual() -> None:
     """And the manual lists no other."""
-    listed = set(re.findall(r"`([A-Z][A-Z_]+)`", " ".join(re.findall(r"^\| (`[^|]*`) \|", page("operate/settings"), re.M))))
+    listed = set(
+        re.findall(r"`([A-Z][A-Z_]+)`", " ".join(re.findall(r"^\| (`[^|]*`) \|", page("operate/settings"), re.M)))
+    )
     assert listed == {name.upper() for name in Settings.model_fields}
 
 
