@@ -36,8 +36,8 @@ EXITS: Final = (
 )
 HEAD: Final = """# What is public
 
-What is listed here is promised to stay: see [Versions](stability.md). Everything else may change in any release. The page is
-made from the code, and a test compares the two.
+What is listed here is promised to stay: see [Versions](stability.md). Everything else may change in any release. The
+page is made from the code, and a test compares the two.
 """
 
 
