@@ -5,8 +5,8 @@
 Every block of Python in a README, and in what operators and applications read, is run as it stands, in the order of
 its page, in a process that must end with 0 and print nothing on stderr; on a page of questions and answers, the
 questions are asked. What the pages about a node show for a shell is typed there, an operator's day on other ports. Each
-page has a folder of its own, with a node in it if its programs need one. Needs what the pages use: the extras `metrics`, `node`, `otel` and `redis`. What needs Spark is
-left out: `tests/federation/analytics` runs it.
+page has a folder of its own, with a node in it if its programs need one. Needs what the pages use: the extras
+`metrics`, `node`, `otel` and `redis`. What needs Spark is left out: `tests/federation/analytics` runs it.
 """
 
 from __future__ import annotations
