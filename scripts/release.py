@@ -4,7 +4,7 @@
 
 The commit that is checked out is built as the release that `workers/version.py` names: the source archive and the
 wheel, each twice, in different folders and from an archive of the commit; both times they have the same bytes. The
-wheel is installed on every Python from 3.11 on that is found here (on PATH, or below pyenv's versions), and starts what it
+wheel is installed on every Python from 3.11 on that is found here (PATH, pyenv), and starts what it
 is for. `sbom.cdx.json` lists what an installation of it has, with every extra that a node uses, by CycloneDX.
 Beside them are `SHA256SUMS`, and `tag.txt`: the text of the tag, which is what CHANGELOG.md says of this release.
 
