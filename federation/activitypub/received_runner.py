@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
 from sqlalchemy import Connection, bindparam, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, ReceivedState
@@ -163,7 +163,7 @@ class ReceivedRunner:
                         await call(function, session, activity)
             self._meter.activity_handled("done")
         except (SQLAlchemyError, StorageUnavailable) as error:
-            if is_begun:
+            if is_begun or isinstance(error, DataError):  # the latter is the sender's: it will not pass
                 raise
             raise NotTried(AWAY, reason=f"the database or the queue failed: {type(error).__name__}") from None
 
