@@ -55,7 +55,7 @@ class IncomingActivity:
     @classmethod
     def of(cls, text: str, actor: str) -> Self:
         """Read the text of an activity, which is a JSON object."""
-        members: Mapping[str, Any] = json.loads(text)
+        members: Mapping[str, Any] = json.loads(text, parse_int=_integer)
         found = members.get("id")
         return cls(id=found if isinstance(found, str) else None, types=types_of(members), actor=actor, members=members)
 
@@ -80,6 +80,14 @@ class IncomingActivity:
         authors = (thing.get(name) for name in _AUTHORS)
         named = [each for value in authors for each in (value if isinstance(value, list) else [value])]
         return all(_is_named_on(each, self.actor) for each in (thing.get("id"), *named) if each is not None)
+
+
+def _integer(digits: str) -> int | float:
+    """Return a number; one of thousands of digits, which Python refuses to read, is as infinite as 1e999 is."""
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
 
 
 def types_of(members: Mapping[str, Any]) -> tuple[str, ...]:

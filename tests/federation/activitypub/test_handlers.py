@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -57,6 +58,12 @@ def test_what_is_read_of_an_activity() -> None:
         None
     ] * 3
     assert "secret" not in repr(incoming(content="secret"))
+
+
+def test_no_number_is_too_long_to_be_read() -> None:
+    """Else an activity that is none of a function's business would fail five times, and operators would be told."""
+    read = IncomingActivity.of(f'{{"large": {2**200}, "endless": -{"9" * 5_000}}}', BOB)
+    assert read.members == {"large": 2**200, "endless": -math.inf}
 
 
 def test_functions_are_found_by_type() -> None:
