@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache, partial
+from heapq import heappop, heappush
 from typing import Any, Final
 
 from sqlalchemy import Executable, Row, bindparam, delete, func, select, update
@@ -30,7 +31,7 @@ from federation.base.cache import LoadingCache
 from federation.delivery.outbox.outbox import Outbox
 from federation.protocol.urls import origin_of
 from federation.servers.blacklist import Blacklist
-from workers.clock import Clock
+from workers.clock import Clock, monotonic
 
 
 class Followers(Enum):
@@ -47,7 +48,10 @@ MOST_PER_ORIGIN: Final = 2
 MOST_AT_ONCE: Final = 4
 """Each takes a slot of tasks, of which there are ten by default: strangers cannot take all by servers that hang."""
 BUSY: Final = timedelta(seconds=5)
-"""How long a Follow waits whose server is asked about so many."""
+"""How long a Follow waits whose server is asked about so many; the more of them wait, the longer each does."""
+LONGEST_BUSY: Final = timedelta(minutes=5)
+MOST_BACK: Final = 50
+"""How many of them come back within that time, or their jobs would take the turns of all others."""
 
 _STATES: Final = {
     FollowDecision.ACCEPT: FollowState.ACCEPTED,
@@ -80,6 +84,7 @@ class FollowHandlers:
         self._handlers = handlers
         self._clock = clock
         self._asking: Counter[str] = Counter()  # requests under way, by origin
+        self._put_off: list[float] = []  # a heap: when those come back that found too many under way
 
     async def prepare(self, activity: IncomingActivity) -> Recipient | None:
         """Return who wants to follow an actor of ours, and where it is answered; None if nobody does who can be.
@@ -108,13 +113,22 @@ class FollowHandlers:
         """Ask the actor's server, but for one that is asked about enough of its actors, or if enough others are."""
         origin = origin_of(actor)
         if self._asking[origin] >= MOST_PER_ORIGIN or self._asking.total() >= MOST_AT_ONCE:
-            raise NotTried(BUSY, reason="servers are being asked about other actors")
+            raise NotTried(self._pause(), reason="servers are being asked about other actors")
         self._asking[origin] += 1
         try:
             return await self._remote.recipient(actor)
         finally:
             self._asking[origin] -= 1
             self._asking += Counter()  # forgets those of whom there are none
+
+    def _pause(self) -> timedelta:
+        """Return how long a Follow waits that is put off now, by how many are."""
+        now = monotonic()
+        while self._put_off and self._put_off[0] <= now:
+            heappop(self._put_off)
+        pause = min(BUSY * max(1.0, len(self._put_off) / MOST_BACK), LONGEST_BUSY)
+        heappush(self._put_off, now + pause.total_seconds())
+        return pause
 
     def is_for(self, activity: IncomingActivity) -> bool:
         """Tell whether this says all that there is to do with an activity of such a type, if no function is for it."""

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from db import ActivityActor, ActivityFollow, ActivityInbox, Database, FollowDirection, FollowState
 from federation.activitypub import follows
 from federation.activitypub.actors import found_by
-from federation.activitypub.follows import FollowHandlers, followers_of
+from federation.activitypub.follows import BUSY, LONGEST_BUSY, MOST_BACK, FollowHandlers, followers_of
 from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotTried
 from federation.activitypub.inboxes import Inboxes
 from federation.activitypub.outbound import Recipient
@@ -270,9 +270,14 @@ async def test_a_server_is_asked_about_two_of_its_actors_at_once(meeting: Meetin
     two = [asyncio.create_task(prepare(number, meeting.bob)) for number in (1, 2)]
     for _ in two:
         await asked.acquire()
-    for by in (meeting.bob, meeting.carol):
-        with pytest.raises(NotTried):
+    pauses = []
+    for by in [meeting.bob, meeting.carol] * 2 * MOST_BACK:
+        with pytest.raises(NotTried) as caught:
             await prepare(3, by)
+        assert caught.value.delay is not None
+        pauses.append(caught.value.delay)
+    assert set(pauses[:MOST_BACK]) == {BUSY}
+    assert 2 * BUSY < pauses[-1] <= LONGEST_BUSY, "a flood of them would come back without end"
     go_on.set()
     assert all(await asyncio.gather(*two))
     assert await prepare(3, meeting.bob) is not None
