@@ -23,9 +23,6 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from manual import ROOT, pages
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
-from mkdocs.exceptions import Abort, MkDocsException
 
 SITE: Final = ROOT / "scripts" / "site"
 PUBLIC: Final = (
@@ -48,10 +45,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     with tempfile.TemporaryDirectory(prefix="federation-docs-") as folder:
         stage(Path(folder))
-        try:
-            build(load_config(str(SITE / "contents.yml"), docs_dir=folder, site_dir=str(out), strict=True))
-        except (Abort, MkDocsException) as error:
-            sys.exit(f"docs: {error}")
+        make(folder, str(out))
     need_nobody(out)
     print(f"docs: {out / 'index.html'}")
     if arguments.serve is not None:
@@ -59,6 +53,17 @@ def main() -> None:
         with http.server.ThreadingHTTPServer(("127.0.0.1", arguments.serve), handler) as server:
             print(f"docs: http://127.0.0.1:{server.server_port}")
             server.serve_forever()
+
+
+def make(folder: str, out: str) -> None:
+    from mkdocs.commands.build import build  # tests of the rest have no such package
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import Abort, MkDocsException
+
+    try:
+        build(load_config(str(SITE / "contents.yml"), docs_dir=folder, site_dir=out, strict=True))
+    except (Abort, MkDocsException) as error:
+        sys.exit(f"docs: {error}")
 
 
 def stage(folder: Path) -> None:

@@ -57,6 +57,7 @@ class HadoopFolder:
         self._hadoop = self._java.org.apache.hadoop.fs
         self._root = root
         configuration, place = spark._jsc.hadoopConfiguration(), self._hadoop.Path(root)
+        self._configuration = configuration
         self._files = self._asked(lambda: place.getFileSystem(configuration))
         self._context = self._asked(lambda: self._hadoop.FileContext.getFileContext(place.toUri(), configuration))
         self._folder = str(place.toUri().getPath())
@@ -112,12 +113,22 @@ class HadoopFolder:
         self._asked(lambda: self._files.delete(self._path(name), False))
 
     def fetch(self, name: str, target: Path) -> None:
-        here = self._hadoop.Path(f"file://{target.absolute()}")
-        self._asked(lambda: self._files.copyToLocalFile(False, self._path(name), here, True))
+        self._copy(self._path(name), self._here(target))
 
     def send(self, source: Path, name: str) -> None:
-        here = self._hadoop.Path(f"file://{source.absolute()}")
-        self._asked(lambda: self._files.copyFromLocalFile(False, True, here, self._path(name)))
+        self._copy(self._here(source), self._path(name))
+
+    def _copy(self, source: Any, target: Any) -> None:
+        """Copy a file. Hadoop's own calls for that want its file system with checksums here, which ours is not."""
+
+        def copy() -> None:
+            there, here = (path.getFileSystem(self._configuration) for path in (target, source))
+            self._hadoop.FileUtil.copy(here, source, there, target, False, True, self._configuration)
+
+        self._asked(copy)
+
+    def _here(self, place: Path) -> Any:
+        return self._hadoop.Path(f"file://{place.absolute()}")
 
     def _path(self, name: str) -> Any:
         return self._hadoop.Path(f"{self._root}/{name}".rstrip("/"))

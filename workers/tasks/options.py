@@ -81,7 +81,7 @@ class CallOptions:
         if mode is None:
             return None
         if key is None and unique is not None:
-            key = key_of_data(task.name, unique, items)
+            key = key_of_data(task.name, unique, [task.completed(data) for data in items])
         assert key is not None
         period = self.deduplication_ttl or (unique and unique.period) or usual
         return TakenKey(scope_of(task.name, key), mode, as_duration("deduplication_ttl", period))

@@ -111,6 +111,7 @@ class Tasks:
         self._closed = deduplication_fallback == "closed"
         self._runs = TaskRuns(self._queue, retry or RetryPolicy())
         self._tasks: dict[str, Task] = {}
+        self._served: dict[str, Handler] = {}
         self._memory: InMemory | None = None
         self._plain: SyncQueue | None = None
         self._entered: list[Queue] = []
@@ -132,8 +133,8 @@ class Tasks:
     def sync(self) -> SyncQueue:
         """The queue for code without `async`: threads, scripts, Flask, Django; tasks have `task.sync.enqueue(...)`.
 
-        Of tasks that were given a URL it may be used beside the asynchronous calls. Otherwise it is the one queue
-        that there is, for one of them.
+        Of tasks that were given a URL, but not `memory://`, it may be used beside the asynchronous calls. Otherwise it
+        is the one queue that there is, for one of them.
         """
         if self._memory is not None or self._url is None or self.queue.storage.capabilities.processes == "one":
             return SyncQueue.over(self.queue)
@@ -462,8 +463,9 @@ class Tasks:
         Raises:
             Unsupported: it is none of this package.
         """
+        self._served.update(self.handlers())  # the queue reads it anew for each worker, with tasks declared since
         if not self.queue.has_handlers:
-            self.queue.execute(self.handlers())
+            self.queue.execute(self._served)
         return self.queue
 
     def run(self, *, concurrency: int | None = None, grace: timedelta | float | None = None) -> None:
@@ -485,7 +487,7 @@ class Tasks:
         await run_until_stopped([worker])
 
     async def __aenter__(self) -> Self:
-        """Run a worker beside whatever the block does, which may enqueue to it."""
+        """Run a worker beside whatever the block does, which may enqueue to it; the outermost block's end stops it."""
         queue = self.working_queue()
         await queue.start()
         self._entered.append(queue)
@@ -494,7 +496,9 @@ class Tasks:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._entered.pop().stop()
+        queue = self._entered.pop()
+        if queue not in self._entered:
+            await queue.stop()
 
     def enqueue_plain(self, specs: Sequence[JobSpec], connection: object | None = None) -> list[Enqueued]:
         """Enqueue specs of tasks from code without `async`; see `workers.sync.Queue.enqueue_many`."""

@@ -81,6 +81,10 @@ class TypedTask(Task, Generic[P, R]):
     owner: Owner
     arguments: Arguments
 
+    def completed(self, data: object) -> object:
+        """Return the data with the defaults of the function's arguments."""
+        return self.arguments.completed(data)
+
     @property
     def says_why(self) -> bool:
         """Whether a refusal may be shown: it names the argument, and does not quote it."""

@@ -81,6 +81,8 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep
         losses=losses.good,
         links=inputs.links,
         accepted=inputs.accepted_keys,
+        trouble=trouble,
+        events=events.good,
         window=window,
         until=until,
         keep=keep,
@@ -99,7 +101,7 @@ def compute(inputs: Inputs, *, window: Window, now: datetime | None = None, keep
             window=window,
         ),
         key_anomalies=anomalies,
-        relay_candidates=relay_candidates(known_days, scorecard, servers=servers.good, window=window),
+        relay_candidates=relay_candidates(known_days, scorecard, servers=servers.good, trouble=trouble, window=window),
         quarantine=_together([bad(tallied), *(each.bad for each in (servers, blacklist, events, deliveries, losses))]),
         counts=tallied,
     )

@@ -7,7 +7,7 @@
   That is a week, or two days where nine in ten of the others have a sign: on a quiet node little happens anyway.
 
 Such times are nobody's outage. An outage is as long as what is left of it, and what was over within an hour after is
-none.
+none. What failed in an hour of such a time is nobody's fault, unless it is proof that somebody posed as the server.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ AFTERMATH: Final = timedelta(hours=1)
 """How long it may take until every server has been looked at again."""
 
 _SLOT_S: Final = 3_600
+_SLOT_US: Final = _SLOT_S * 1_000_000
 _DAY_S: Final = int(DAY.total_seconds())
 _NEVER: Final = 2**62
 
@@ -84,6 +85,24 @@ def without_own(outages: DataFrame, trouble: DataFrame, *, until: datetime) -> D
         "ended_at",
         "is_excused",
     )
+
+
+def with_excused(daily: DataFrame, trouble: DataFrame | None) -> DataFrame:
+    """Add to each row of `daily` how many of its attempts failed in hours of our own trouble: `excused`."""
+    if trouble is None:
+        return daily.withColumn("excused", F.lit(0))
+    numbers = (F.floor(F.unix_micros(F.col(name)) / _SLOT_US) for name in ("began_at", "last"))
+    last = F.timestamp_micros(F.unix_micros("ended_at") - 1)
+    spells = trouble.where(F.col("began_at") < F.col("ended_at")).withColumn("last", last)
+    hours = spells.select(F.explode(F.sequence(*numbers)).alias("number")).select(
+        utc_day(F.timestamp_seconds(F.col("number") * _SLOT_S)).alias("day"),
+        F.pmod("number", F.lit(24)).cast("int").alias("hour"),
+    )
+    ours = hours.groupBy("day").agg(F.collect_set("hour").alias("_hours"))
+    failed = F.map_values(F.map_filter("failed_hours", lambda hour, _: F.array_contains("_hours", hour)))
+    excused = F.aggregate(failed, F.lit(0).cast("long"), lambda total, rows: total + rows)
+    rows = daily.join(F.broadcast(ours), "day", "left")
+    return rows.withColumn("excused", F.coalesce(excused, F.lit(0))).drop("_hours")
 
 
 def _all() -> Column:

@@ -4,8 +4,8 @@ A candidate is healthy, not on the blacklist and not to be reviewed for it, and 
 days: what reached it through others says nothing about the way there. By definition:
 
 - score = availability · latency · recency, each between 0 and 1;
-- availability = (direct deliveries + 1) / (attempts not failed through our own fault + 2): one success out of one
-  counts for less than 99 of 100. The column `availability` has the plain quotient;
+- availability = (direct deliveries + 1) / (attempts not failed through our own fault or trouble + 2): one success out
+  of one counts for less than 99 of 100. The column `availability` has the plain quotient;
 - latency = 1 / (1 + p95 in seconds), with the p95 of a typical day;
 - recency halves every 3 days since the last day on which the server accepted a delivery. That the registry has seen it
   since does not count: introducing itself costs a stranger nothing.
@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 
 from db import ServerHealth
 from federation.analytics.days import WEEK, midnight, seconds_between, start_of
+from federation.analytics.figures.own_trouble import with_excused
 from federation.analytics.figures.scorecard import blamed, daily_in_windows, relayed, typical_p95
 from federation.analytics.frames import RELAY_CANDIDATES, Action, Window
 
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
 HALF_LIFE: Final = timedelta(days=3)
 
 
-def relay_candidates(daily: DataFrame, scorecard: DataFrame, *, servers: DataFrame, window: Window) -> DataFrame:
+def relay_candidates(
+    daily: DataFrame, scorecard: DataFrame, *, servers: DataFrame, trouble: DataFrame | None = None, window: Window
+) -> DataFrame:
     """Compute one row per candidate, ranked from 1 by score, or by URL if scores are equal; see `RELAY_CANDIDATES`."""
     fit = (F.col("state") == ServerHealth.HEALTHY.value) & (F.col("action") != Action.REVIEW.value)
     trusted = scorecard.where((F.col("window_days") == WEEK) & fit).select("server_url", "state")
     seen = servers.select(F.col("url").alias("server_url"), F.col("last_seen").alias("registry_seen"))
     rows = (
-        _direct(daily, window)
+        _direct(with_excused(daily, trouble), window)
         .join(trusted, "server_url")
         .join(seen, "server_url")
         .withColumns(

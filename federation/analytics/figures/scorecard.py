@@ -1,7 +1,7 @@
 """Scorecards: every known server over the last 7 and the last 30 days, from its daily rows and its outages.
 
 By definition, over the days of a window, with `blamed` for the attempts whose failure is not our own (see
-`OWN_FAULTS`):
+`OWN_FAULTS`), nor in an hour of our own trouble:
 
 - reliability = delivered / blamed attempts;
 - latency = 1 up to a p95 of 1 s, falling in proportion to 0 at 15 s, which is a delivery's deadline;
@@ -37,6 +37,7 @@ from federation.analytics.figures.daily import share
 from federation.analytics.figures.keys import vouched_for
 from federation.analytics.figures.outages import outage_figures
 from federation.analytics.figures.owed import lost_deliveries, owed_figures, still_open
+from federation.analytics.figures.own_trouble import with_excused
 from federation.analytics.frames import (
     BLACKLISTED,
     SERVER_SCORECARD,
@@ -83,6 +84,8 @@ def server_scorecard(
     losses: DataFrame,
     links: DataFrame | None = None,
     accepted: DataFrame | None = None,
+    trouble: DataFrame | None = None,
+    events: DataFrame | None = None,
     window: Window,
     until: datetime,
     keep: Keep = as_it_is,
@@ -95,10 +98,12 @@ def server_scorecard(
     """
     in_windows = daily_in_windows(daily, window)
     recent = lost_deliveries(deliveries, losses).where(F.col("lost_at") >= _before(F.lit(MONTH), window))
+    failed = recent.where(F.col("state") == DeliveryState.FAILED.value)
     named = (
         in_windows.where(F.col("delivered") > 0),
         still_open(deliveries),
-        recent.where(F.col("state") == DeliveryState.FAILED.value),
+        # Only what was in the registry has a record of its health: it was forgotten, and what it lost is past.
+        failed if events is None else failed.join(events, "server_url", "left_anti"),
     )
     known = keep(_judged(servers, named, until=until), by_server=True)
     windows = known.select("server_url", "created_at", _each_of(WINDOW_DAYS).alias("window_days")).select(
@@ -111,7 +116,7 @@ def server_scorecard(
     key = ["server_url", "window_days"]
     joined = (
         outage_figures(windows, outages)
-        .join(_traffic(_with_forgeries(in_windows, servers, accepted)), key, "left")
+        .join(_traffic(with_excused(_with_forgeries(in_windows, servers, accepted), trouble)), key, "left")
         .join(_top_errors(in_windows), key, "left")
         .join(owed_figures(windows, deliveries, losses), key, "left")
         .join(_standing(known, blacklist, outages), "server_url")
@@ -176,8 +181,12 @@ def _each_of(numbers: Iterable[int]) -> Column:
 
 
 def blamed() -> Column:
-    """Return how many of a daily row's attempts did not fail through our own fault."""
-    return F.col("attempts") - _rows_with(OWN_FAULTS)
+    """Return how many of a daily row's attempts did not fail through our own fault, nor in our own trouble.
+
+    Some did both. A forged answer is never excused.
+    """
+    unproven = F.col("attempts") - F.col("delivered") - _rows_with(FORGERIES)
+    return F.col("attempts") - F.greatest(_rows_with(OWN_FAULTS), F.least("excused", unproven))
 
 
 def relayed() -> Column:

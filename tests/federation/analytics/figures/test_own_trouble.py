@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType, TimestampType
 
 from federation.analytics.days import instant
-from federation.analytics.figures.own_trouble import own_trouble, without_own
+from federation.analytics.figures.own_trouble import own_trouble, with_excused, without_own
 from federation.analytics.frames import SERVER_DAILY
 from tests.federation.analytics.rows import WINDOW, Values, at, daily, days, frame
 
@@ -111,6 +111,19 @@ def test_an_outage_is_as_long_as_what_is_left_of_it(spark: SparkSession) -> None
         "unrecorded": (None, False),
         "goes-on": (naive("11-10 13:00"), True),
     }
+
+
+def test_what_failed_in_these_hours_is_told_by_day(spark: SparkSession) -> None:
+    """Of each hour that a spell has a part in, also where days before have no record of hours."""
+    trouble = [
+        {"began_at": at("11-10 22:59"), "ended_at": at("11-11 01:00")},
+        {"began_at": at("11-12 05:00"), "ended_at": at("11-12 05:01")},
+    ]
+    hours = {"11-10": {21: 1, 22: 2, 23: 4}, "11-11": {0: 8, 1: 16}, "11-12": None, "11-13": {5: 32}}
+    rows = [daily("https://a.example", day, delivered=1, failed_hours=failed) for day, failed in hours.items()]
+    spell = StructType(OUTAGES.fields[1:3])
+    found = with_excused(frame(spark, SERVER_DAILY, rows), frame(spark, spell, trouble)).collect()
+    assert {f"{row['day']:%m-%d}": row["excused"] for row in found} == {"11-10": 6, "11-11": 8, "11-12": 0, "11-13": 0}
 
 
 def naive(moment: str) -> datetime:

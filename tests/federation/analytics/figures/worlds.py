@@ -75,12 +75,13 @@ class Past:
                     status = int(code[5:]) if code.startswith("HTTP_") else None
                     self.attempts.append(failure(self.url, code, moment, outcome=outcome, http_status=status))
 
-    def lost(self, number: int, day: float) -> None:
+    def lost(self, number: int, day: float, state: str = "expired") -> None:
         """Have so many deliveries given up, so many days ago."""
         begin = len(self.losses)
         moment = ago(day, hours=12)
         self.losses += [
-            {**loss(self.url, f"{self.url} {begin + each}", "11-02 00:00"), "lost_at": moment} for each in range(number)
+            {**loss(self.url, f"{self.url} {begin + each}", "11-02 00:00"), "lost_at": moment, "state": state}
+            for each in range(number)
         ]
 
     def owes(self, number: int, days: float, state: str = "held") -> None:
@@ -159,8 +160,8 @@ def failed(per_day: int, code: str, first: int = 29, last: int = 0) -> Life:
     return lambda past: past.failed(per_day, code, first, last)
 
 
-def lost(number: int, day: float) -> Life:
-    return lambda past: past.lost(number, day)
+def lost(number: int, day: float, state: str = "expired") -> Life:
+    return lambda past: past.lost(number, day, state)
 
 
 def owes(number: int, days: float, state: str = "held") -> Life:
@@ -252,6 +253,8 @@ LOST: Final = {
     **of("up-and-owed", lambda n: then(took(10), owes(n, 4, "ready")), many(WATCH, 1, 50)),
     **of("owed-since-today", lambda n: then(took(10), owes(n, 0.2, "ready")), many(KEEP, 1, 50)),
     **of("silent-and-gone", lambda n: then(stranger, lost(n, 40)), {3: None, 9: None}),
+    **of("forgotten", lambda n: then(down(24 * 40), stranger, lost(n, 5, "failed")), {1: None, 9: None}),
+    **of("never-introduced", lambda n: then(stranger, lost(n, 5, "failed")), many(WATCH, 1, 9)),
     **of("stranger-and-owed", lambda n: then(stranger, owes(n, 2)), many(WATCH, 1, 9)),
 }
 
