@@ -505,6 +505,8 @@ class Tasks:
         found = self.sync.enqueue_many(specs, connection=connection)
         if self._memory is not None:
             background.run(self._memory.note_enqueue)
+            if not self._memory.is_draining:  # the test may go on in a loop of its own
+                self.sync.close()
         return found
 
     async def process(self, message: TaskMessage) -> None:
