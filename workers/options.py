@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from workers.checks import as_lease
+from workers.checks import as_lease, check_callable
 from workers.limits import Limit
 from workers.retention import KEEP_FAILED, Retention, check_retention
 from workers.worker.events import Observer
@@ -40,3 +40,5 @@ class QueueOptions(WorkerOptions):
         check_retention(self.keep_failed)
         object.__setattr__(self, "lease", as_lease("lease", self.lease))
         object.__setattr__(self, "observers", tuple(self.observers))
+        for observer in self.observers:
+            check_callable("each of observers", observer)

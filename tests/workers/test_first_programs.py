@@ -16,6 +16,7 @@ from tests.workers.manual import README, ROOT
 
 PRINTED = {
     "README": "hello, bob",
+    "dependencies": "built the walls\nbuilt the roof",
     "enqueueing": "remember, 7",
     "failed": "",
     "handlers": "",

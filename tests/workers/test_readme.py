@@ -114,7 +114,7 @@ def test_the_middlewares_example_runs(tmp_path: Path) -> None:
 
 def test_the_examples_of_dependents_run(tmp_path: Path) -> None:
     """Parts run before what joins them, a job after the one that let it follow."""
-    printed = run_example(examples(DEPENDENCIES)["Jobs that follow others"], tmp_path).stdout.splitlines()
+    printed = run_example(examples(DEPENDENCIES)["Several at once"], tmp_path).stdout.splitlines()
     assert (sorted(printed[:3]), printed[3:]) == (["part 0", "part 1", "part 2"], ["join None", "clean up None"])
     finished = run_example(examples(DEPENDENCIES)["A job that follows from a handler"], tmp_path)
     assert finished.stdout.splitlines() == ["upload", "index"]

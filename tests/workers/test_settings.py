@@ -41,6 +41,13 @@ def _worker(**settings: Any) -> Worker:  # Any: likewise
         ("lease", float("nan")),
         ("grace", "20"),
         ("worker_id", ""),
+        ("on_failed", 5),
+        ("not_ready", True),
+        ("middlewares", [5]),
+        ("backoffs", {"custom": 5}),
+        ("payload_serde", "json"),
+        ("result_serde", object()),
+        ("crons", ["* * * * *"]),
     ],
 )
 def test_a_wrong_setting_of_queues_and_workers_is_told_by_name(
@@ -56,6 +63,7 @@ def test_a_wrong_setting_of_queues_and_workers_is_told_by_name(
     [
         (lambda: _queue(max_attempts=0), "max_attempts"),
         (lambda: _queue(keep_failed=5), "retention"),
+        (lambda: _queue(observers=[5]), "observers"),
         (lambda: _worker(poll_interval=0), "poll_interval"),
         (lambda: _worker(max_stalls="3"), "max_stalls"),
         (lambda: _worker(crons=[Cron(name="c", job="j", pattern="3 * * *")]), "4 fields, not five or six"),
@@ -66,6 +74,8 @@ def test_a_wrong_setting_of_queues_and_workers_is_told_by_name(
         (lambda: Handler("print"), "a handler is something to call"),  # type: ignore[arg-type]  # likewise
         (lambda: RetryPolicy(initial="5"), "initial is a timedelta"),  # type: ignore[arg-type]  # likewise
         (lambda: Tasks(_queue(), retry=5), "retry is a RetryPolicy"),  # type: ignore[arg-type]  # likewise
+        (lambda: Tasks(_queue(), retry=RetryPolicy()), "a Queue has its own retry"),
+        (lambda: Tasks(_queue()).task(max_attempts="3")(print), "max_attempts"),  # type: ignore[call-overload]  # likewise
         (lambda: Retry(delay="5"), "delay is a timedelta"),  # type: ignore[arg-type]  # likewise
         (lambda: Tasks(_queue()).cron(print), r"@tasks\.cron\('0 3 \* \* \*'\) above print"),  # type: ignore[arg-type]  # likewise
     ],

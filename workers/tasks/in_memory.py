@@ -36,7 +36,8 @@ class InMemory:
         """The queue in memory, to be asked about its jobs."""
         self._handlers = handlers
         self._eager = eager
-        self._is_draining = False
+        self.is_draining = False
+        """Whether tasks run at this moment."""
 
     async def drain(self, *, delayed: bool = False, raises: bool = True) -> Drained:
         """Run what is enqueued, and what that enqueues, until nothing is left; `delayed` jobs too, before their time.
@@ -46,11 +47,11 @@ class InMemory:
         Raises:
             ExceptionGroup: what made jobs fail for good, unless told not to raise.
         """
-        self._is_draining = True
+        self.is_draining = True
         try:
             drained = await _drain(self.queue, self._handlers(), _ALL if delayed else _DUE)
         finally:
-            self._is_draining = False
+            self.is_draining = False
         if raises and drained.errors:
             raise BaseExceptionGroup("tasks failed", drained.errors)
         return drained
@@ -63,7 +64,7 @@ class InMemory:
 
     async def note_enqueue(self) -> None:
         """Run what was enqueued, if that is to happen at once; what a running task enqueues runs after it."""
-        if self._eager and not self._is_draining:
+        if self._eager and not self.is_draining:
             await self.drain()
 
 

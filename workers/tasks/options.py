@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from workers.checks import as_duration
 from workers.deduplication import DeduplicationMode
@@ -27,7 +27,7 @@ class TaskOptions(TypedDict, total=False):
     deduplication_ttl: timedelta | float | None
     ordering_key: str | None
     after: Iterable[str | JobRef]
-    after_failure: AfterFailure
+    after_failure: AfterFailure | Literal["fail", "run"]
     meta: Mapping[str, str] | None
     connection: object | None
 
@@ -48,13 +48,14 @@ class CallOptions:
     deduplication_ttl: timedelta | float | None = None
     ordering_key: str | None = None
     after: Iterable[str | JobRef] = ()
-    after_failure: AfterFailure = AfterFailure.FAIL
+    after_failure: AfterFailure | Literal["fail", "run"] = AfterFailure.FAIL
     meta: Mapping[str, str] | None = field(default=None, repr=False)
     connection: object | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delay", as_duration("delay", self.delay))
         object.__setattr__(self, "after", as_jobs(self.after))
+        object.__setattr__(self, "after_failure", AfterFailure(self.after_failure))
         if self.deduplication_mode is not None:
             object.__setattr__(self, "deduplication_mode", DeduplicationMode(self.deduplication_mode))
         if self.deduplication_ttl is not None:
@@ -99,7 +100,7 @@ class CallOptions:
             deduplication_mode=usual.deduplication_mode if key is None else key.mode,
             deduplication_ttl=None if lasting is None else delay + lasting,
             after=as_jobs(self.after),
-            after_failure=self.after_failure,
+            after_failure=AfterFailure(self.after_failure),
         )
 
     def _unique(self, task: Task) -> Unique | None:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from workers.background import background
-from workers.checks import MAX_ATTEMPTS, as_duration, check_text, new_id
+from workers.checks import MAX_ATTEMPTS, as_duration, check_text, check_whole, new_id
 from workers.crons import Missed
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
@@ -288,8 +288,8 @@ class Tasks:
         check_text("task name", name)
         if name == ANY_NAME or name in self._tasks:
             raise ValueError(f"task {name!r} is declared already" if name != ANY_NAME else "a task needs a name")
-        if max_attempts is not None and not 1 <= max_attempts <= MAX_ATTEMPTS:
-            raise ValueError(f"task {name!r}: max_attempts must be from 1 to {MAX_ATTEMPTS}, not {max_attempts}")
+        if max_attempts is not None:
+            check_whole(f"task {name!r}: max_attempts", max_attempts, 1, MAX_ATTEMPTS)
         if inspect.iscoroutinefunction(validate):
             raise TypeError(f"task {name!r}: validate is a plain function")
 
@@ -505,6 +505,8 @@ class Tasks:
         found = self.sync.enqueue_many(specs, connection=connection)
         if self._memory is not None:
             background.run(self._memory.note_enqueue)
+            if not self._memory.is_draining:  # the test may go on in a loop of its own
+                self.sync.close()
         return found
 
     async def process(self, message: TaskMessage) -> None:
@@ -557,12 +559,15 @@ def _queues(given: Queue | Storage | TaskQueue | str, retry: RetryPolicy | None)
 
     Raises:
         TypeError: it is no queue.
+        ValueError: a `retry` that the queue would not follow.
     """
     if hasattr(given, "native_retrial"):
         return None, cast(TaskQueue, given)
     if isinstance(given, str) or hasattr(given, "capabilities"):
         options = QueueOptions(retry=retry, makes_tables=True)
         given = Queue(cast("Storage | str", given), concurrency=CONCURRENCY, options=options)
+    elif retry is not None and isinstance(given, Queue):
+        raise ValueError("a Queue has its own retry: Queue(..., options=QueueOptions(retry=...))")
     if not isinstance(given, Queue):
         raise TypeError(f"tasks go to a URL, a storage or a queue, not to {given!r}")
     return given, QueueTasks(given)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeAlias
 
-from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_text, check_whole
+from workers.checks import MAX_ATTEMPTS, as_duration, as_positive, check_callable, check_text, check_whole
 from workers.crons import Cron
 from workers.retry import BackoffStrategy, RetryPolicy, check_policy
 from workers.serde import JsonSerde, Serde
@@ -59,3 +59,20 @@ class WorkerOptions:
         object.__setattr__(self, "poll_interval", as_positive("poll_interval", self.poll_interval))
         object.__setattr__(self, "middlewares", tuple(self.middlewares))
         object.__setattr__(self, "crons", tuple(self.crons))
+        self._check_functions()
+
+    def _check_functions(self) -> None:
+        """Refuse what would fail with the first job."""
+        for what in ("on_failed", "not_ready"):
+            if getattr(self, what) is not None:
+                check_callable(what, getattr(self, what))
+        for what in ("payload_serde", "result_serde"):
+            for verb in ("dumps", "loads"):
+                check_callable(f"{what}.{verb}", getattr(getattr(self, what), verb, None))
+        for middleware in self.middlewares:
+            check_callable("each of middlewares", middleware)
+        for name, strategy in self.backoffs.items():
+            check_callable(f"{name!r} of backoffs", strategy)
+        for cron in self.crons:
+            if not isinstance(cron, Cron):
+                raise TypeError(f"each of crons is a Cron, not {cron!r}")

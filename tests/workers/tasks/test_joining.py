@@ -21,6 +21,7 @@ from tests.patience import PATIENCE_SECONDS
 from workers import EnqueueStatus, JobState, StorageError, Tasks, TypedTask, Unsupported
 from workers.errors import ForeignLoop
 from workers.storage.memory import MemoryStorage
+from workers.tasks import InMemory
 
 PATIENCE = timedelta(seconds=PATIENCE_SECONDS)
 Begin = Callable[[], AbstractContextManager[object]]
@@ -201,6 +202,35 @@ def test_plain_code_runs_its_tests_in_memory(app: Tasks, welcome: TypedTask[[int
     with app.in_memory(eager=True):
         assert welcome.sync.enqueue(3).result(PATIENCE) == 6
     assert not any(app.sync.counts().values())
+
+
+def test_what_plain_code_enqueued_is_drained_in_any_loop() -> None:
+    """By plain tests, loop after loop, and by coroutines that call plain code; plain tasks may enqueue more."""
+    app = Tasks("memory://")
+    seen: list[int] = []
+
+    @app.task
+    def count(number: int) -> None:
+        seen.append(number)
+        if number:
+            count.sync.enqueue(number - 1)
+
+    async def drained(memory: InMemory) -> int:
+        return (await memory.drain()).completed
+
+    async def called(memory: InMemory) -> int:
+        count.sync.enqueue(0)
+        return (await memory.drain()).completed
+
+    with app.in_memory() as memory:
+        for _ in range(2):
+            count.sync.enqueue(0)
+            assert [job.name for job in asyncio.run(memory.jobs())] == ["count"]
+            assert asyncio.run(drained(memory)) == 1
+        assert asyncio.run(called(memory)) == 1
+    with app.in_memory(eager=True):
+        count.sync.enqueue(2)
+    assert seen == [0, 0, 0, 2, 1, 0]
 
 
 async def test_an_argument_may_be_called_connection() -> None:

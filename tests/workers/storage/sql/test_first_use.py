@@ -46,7 +46,7 @@ async def has_written(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
 @asynccontextmanager
 async def used(storage: SqlStorage, **options: dict[str, Limit]) -> AsyncIterator[Queue]:
     """A queue that connects when it has to."""
-    queue = Queue(storage, options=QueueOptions(limits=options.get("limits")))
+    queue = Queue(storage, options=QueueOptions(limits=options.get("limits", {})))
     try:
         yield queue
     finally:
