@@ -12,10 +12,12 @@ never shrinks: what the database has purged since it was exported is kept beside
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -34,7 +36,7 @@ from federation.analytics.data.directories import replace_directory, staging_in
 from federation.analytics.data.results import local, readable
 from federation.analytics.data.snapshots import Place, Snapshot
 from federation.analytics.data.source import SourceTables
-from federation.analytics.data.stored_files import UNKNOWN
+from federation.analytics.data.stored_files import UNKNOWN, DataFile, describe_file
 from federation.analytics.days import DAY, FIRST_DAY, midnight, utc_day
 from federation.analytics.errors import AnalyticsError, first_cause
 from federation.analytics.frames import Window
@@ -62,6 +64,9 @@ _FUTURE: Final = timedelta(days=1)
 
 _EXPORTED_ON: Final = "_exported_on"
 
+FOOTERS_AT_ONCE: Final = 16
+"""Read from a mount, each of them is a trip or two."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
@@ -73,10 +78,10 @@ class Export:
     """Days of which the database lacks attempts that were exported before; these are kept."""
     filled: tuple[date, ...]
     """Days before the latest exported one that were not exported before."""
-    removed: tuple[date, ...]
+    removed: tuple[date, ...] = ()
     """Days whose export was older than asked to keep."""
-    undated: int
-    snapshots: dict[str, int]
+    undated: int = 0
+    snapshots: Mapping[str, int] = field(default_factory=dict)
 
 
 def export(
@@ -222,68 +227,83 @@ def _rotate_servers(directory: Path, staging: Path, today: date) -> None:
 
 
 def _place_attempts(fresh: Path, directory: Path, window: Window) -> Export:
-    counts: dict[date, int] = {}
-    kept = []
-    exported = exported_days(directory)
-    filled = [day for day in window.days if day not in exported and exported and day < exported[-1]]
-    latest = max(
-        [*exported, *(day for day in window.days if count_rows(fresh / f"day={day.isoformat()}"))], default=None
-    )
-    for day in window.days:
-        name = f"day={day.isoformat()}"
-        found, place = fresh / name, directory / ATTEMPTS / name
-        count, before = count_rows(found), count_rows(place)
-        lost = _keep_lost(found, place) if count and before else before
-        if lost:
-            kept.append(day)
-        if count or (not before and latest is not None and day < latest):
-            replace_directory(found if count else _empty_day(found), place)
-        if count + lost:
-            counts[day] = count + lost
+    places = {day: (fresh / name, directory / ATTEMPTS / name) for day in window.days if (name := f"day={day}")}
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        now, before = (pool.map(files_in, [pair[at] for pair in places.values()]) for at in range(2))
+        held = dict(zip(places, zip(now, before, strict=True), strict=True))
+        tables = dict(zip(SNAPSHOTS, pool.map(lambda name: count_rows(directory / name), SNAPSHOTS), strict=True))
+
+    def put(day: date) -> None:
+        found, place = places[day]
+        replace_directory(found if rows_in(held[day][0]) else _empty_day(found), place)
+
+    done = place_days(window, exported_days(directory), held, lambda day: _keep_lost(*places[day]), put)
     undated = count_rows(fresh / UNDATED)
     if undated:
         replace_directory(fresh / UNDATED, directory / ATTEMPTS / UNDATED)
     else:
         shutil.rmtree(directory / ATTEMPTS / UNDATED, ignore_errors=True)
-    snapshots = {name: count_rows(directory / name) for name in SNAPSHOTS}
-    return Export(
-        window=window,
-        attempts=counts,
-        kept=tuple(kept),
-        filled=tuple(filled),
-        removed=(),
-        undated=undated,
-        snapshots=snapshots,
-    )
+    return replace(done, undated=undated, snapshots=tables)
+
+
+def place_days(
+    window: Window,
+    exported: Sequence[date],
+    held: Mapping[date, tuple[Sequence[DataFile], Sequence[DataFile]]],
+    keep_lost: Callable[[date], int],
+    put: Callable[[date], None],
+) -> Export:
+    """Have each day hold what was read of it, and what the database has purged of it since it was exported.
+
+    `held` are the files of each day, the fresh ones and those of before. `keep_lost` adds to the fresh ones what they
+    lack, and returns how many rows that are; `put` puts them in place, of a day that was left out an empty one.
+    """
+    counts: dict[date, int] = {}
+    kept = []
+    latest = max([*exported, *(day for day, (now, _) in held.items() if rows_in(now))], default=None)
+    for day, (now, before) in held.items():
+        count = rows_in(now)
+        lost = rows_in(before) if not count else keep_lost(day) if lacks_some(now, before) else 0
+        if lost:
+            kept.append(day)
+        if count or (not rows_in(before) and latest is not None and day < latest):
+            put(day)
+        if count + lost:
+            counts[day] = count + lost
+    filled = [day for day in window.days if exported and day not in exported and day < exported[-1]]
+    return Export(window=window, attempts=counts, kept=tuple(kept), filled=tuple(filled))
 
 
 def _keep_lost(fresh: Path, exported: Path) -> int:
-    """Add to a day of an export what was exported before, and the database has no more. Return how many there are.
-
-    Attempts are purged oldest first, and their ids count up: so the first id tells whether any were.
-    """
-    if count_rows(fresh) >= count_rows(exported) and _first_id(fresh) == _first_id(exported):
-        return 0
-    spark = SparkSession.active()
-    before, now = (spark.read.schema(frames.ATTEMPTS).parquet(readable(place)) for place in (exported, fresh))
-    lost = before.where(F.col("id").isNotNull()).join(now.select("id"), "id", "left_anti").select(*before.columns)
+    """Add to a day of an export what was exported before, and the database has no more. Return how many there are."""
+    read = SparkSession.active().read.schema(frames.ATTEMPTS)
     staged = fresh.with_name(f"lost-{fresh.name}")
-    lost.write.parquet(local(staged))
+    lost_of(read.parquet(readable(exported)), read.parquet(readable(fresh))).write.parquet(local(staged))
     rows = count_rows(staged)
     for file in staged.glob("*.parquet") if rows else ():
         file.rename(fresh / f"lost-{file.name}")
     return rows
 
 
-def _first_id(directory: Path) -> int | None:
-    """Return the smallest id by the files' footers."""
-    found = []
-    for file in directory.glob("*.parquet"):
-        footer = pyarrow.parquet.read_metadata(file)
-        column = footer.schema.names.index("id")
-        groups = (footer.row_group(number).column(column).statistics for number in range(footer.num_row_groups))
-        found += [group.min for group in groups if group is not None and group.has_min_max]
-    return min(found, default=None)
+def lost_of(before: DataFrame, now: DataFrame) -> DataFrame:
+    """Return the attempts that were exported before, and the database has no more."""
+    return before.where(F.col("id").isNotNull()).join(now.select("id"), "id", "left_anti").select(*before.columns)
+
+
+def lacks_some(now: Sequence[DataFile], before: Sequence[DataFile]) -> bool:
+    """Tell whether attempts that were exported before may be gone.
+
+    They are purged oldest first, and their ids count up: so the first id tells whether any were.
+    """
+    return bool(before) and (rows_in(now) < rows_in(before) or _first_id(now) != _first_id(before))
+
+
+def rows_in(files: Iterable[DataFile]) -> int:
+    return sum(file.rows for file in files)
+
+
+def _first_id(files: Iterable[DataFile]) -> int | None:
+    return min((file.first_id for file in files if file.first_id is not None), default=None)
 
 
 def _empty_day(directory: Path) -> Path:
@@ -294,17 +314,19 @@ def _empty_day(directory: Path) -> Path:
 
 
 def count_rows(directory: Path) -> int:
-    """Count the rows by the files' footers.
+    return rows_in(files_in(directory))
+
+
+def files_in(directory: Path) -> list[DataFile]:
+    """Return the files that have rows, by their footers.
 
     A file without one, which somebody else's killed run left, counts as empty.
     """
-    total = 0
-    for file in sorted(directory.glob("*.parquet")):
-        try:
-            total += pyarrow.parquet.read_metadata(file).num_rows
-        except pyarrow.ArrowException:
-            continue
-    return total
+    found = []
+    for file in directory.glob("*.parquet"):
+        with contextlib.suppress(pyarrow.ArrowException):
+            found.append(describe_file(file.name, file.stat().st_size, pyarrow.parquet.read_metadata(file)))
+    return [file for file in found if file.rows]
 
 
 def _midnight(day: date | None) -> datetime | None:

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from federation.analytics import frames
-from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS, STORED_UNDATED, UNDATED
+from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS, FOOTERS_AT_ONCE, STORED_UNDATED, UNDATED
 from federation.analytics.data.results import readable
 from federation.analytics.data.snapshots import Snapshot
 from federation.analytics.errors import DamagedExport, DirectoryUnusable
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from federation.analytics.data.snapshots import Place
 
-_FOOTERS_AT_ONCE: Final = 16
-"""Read from a mount, each of them is a trip or two."""
 _WHAT_MAKES_THEM: Final = "`federation analytics export` and scripts/generate_attempts.py make them"
 _IDS: Final = StructType([frames.ATTEMPTS["id"]])
 
@@ -97,7 +95,7 @@ def _read(spark: SparkSession, schema: StructType, *directories: Path) -> DataFr
     if not files:
         return frames.no_rows(spark, schema)
     expected = to_arrow_schema(schema)
-    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         list(pool.map(functools.partial(_check, expected=expected), files))
     return spark.read.schema(schema).parquet(*(readable(file) for file in files))
 

@@ -15,7 +15,9 @@ import shutil
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final
 
+import pyarrow.parquet
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from federation.analytics.data.directories import replace_file, staging_in
@@ -32,15 +34,14 @@ from federation.analytics.data.results import (
 from federation.analytics.data.snapshots import Snapshot
 from federation.analytics.data.stored_files import UNKNOWN
 from federation.analytics.days import DAY, MONTH
-from federation.analytics.frames import no_rows
 from federation.analytics.jvm import size_of
 from federation.analytics.session import few_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from federation.analytics.data.snapshots import Place
     from federation.analytics.frames import Outputs, Window
@@ -140,12 +141,8 @@ def _stage_days(frame: DataFrame, result: Result, window: Window, target: Path) 
     """Write a file for each day of the window and, of the quarantine, one for the rows without a day."""
     by_day = _inside(frame, result, window).repartition(sf.col("day")).sortWithinPartitions(*result.order)
     by_day.write.partitionBy("day").parquet(local(target))
-    wanted = _days(result, window)
-    written = {day: target / (f"day={day.isoformat()}" if day else UNDATED) for day in wanted}
-    staged = {day: _only_file(path) for day, path in written.items() if path.exists()}
-    missing = [day for day in wanted if day not in staged]
-    empty = _empty_files(frame.sparkSession, result, target, len(missing))
-    return staged | dict(zip(missing, empty, strict=True))
+    written = {day: target / (f"day={day.isoformat()}" if day else UNDATED) for day in _days(result, window)}
+    return {day: _only_file(path) if path.exists() else _empty_file(result, path) for day, path in written.items()}
 
 
 def _inside(frame: DataFrame, result: Result, window: Window) -> DataFrame:
@@ -180,14 +177,11 @@ def _stage_dated(frame: DataFrame, result: Result, staging: Path) -> Path:
     return _only_file(target)
 
 
-def _empty_files(spark: SparkSession, result: Result, target: Path, count: int) -> Sequence[Path]:
-    if count == 0:
-        return []
+def _empty_file(result: Result, place: Path) -> Path:
     schema = StructType([field for field in result.schema if field.name != result.partition])
-    directory = target / "empty"
-    no_rows(spark, schema).write.parquet(local(directory))
-    original = _only_file(directory)
-    return [shutil.copyfile(original, directory / f"{number}.parquet") for number in range(count)]
+    file = place.with_name(f"{place.name}.parquet")
+    pyarrow.parquet.write_table(to_arrow_schema(schema).empty_table(), file)
+    return file
 
 
 def _only_file(directory: Path) -> Path:

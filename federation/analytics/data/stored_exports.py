@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as sf
 from sqlalchemy.exc import SQLAlchemyError
 
 from federation.analytics import frames
@@ -23,13 +22,16 @@ from federation.analytics.data.export import (
     Export,
     attempts_of,
     exported_days,
+    lost_of,
     outdated_days,
+    place_days,
+    rows_in,
     window_of_export,
 )
 from federation.analytics.errors import AnalyticsError, first_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -83,40 +85,20 @@ def export_to_store(
 
 
 def _place_attempts(fresh: Written, spark: SparkSession, exports: Snapshot, window: Window) -> Export:
-    """Have each day hold what was read of it, and what the database has purged of it since it was exported."""
-    counts: dict[date, int] = {}
-    kept = []
-    exported = exported_days(exports)
-    filled = [day for day in window.days if exported and day not in exported and day < exported[-1]]
-    latest = max([*exported, *(day for day in window.days if _day(day) in fresh)], default=None)
-    for day in window.days:
-        place = _day(day)
-        lost: Sequence[DataFile] = exports.files(place)
-        if place in fresh:
-            lost = _lost(fresh[place], spark, exports, place) if lost else ()
-        if lost:
-            kept.append(day)
-        if place in fresh or (latest is not None and day < latest):
-            exports.place({place: (*fresh.get(place, ()), *lost)})
-        if rows := exports.rows(place):
-            counts[day] = rows
+    held = {day: (fresh.get(place, ()), exports.files(place)) for day in window.days if (place := _day(day))}
+    lost: dict[date, tuple[DataFile, ...]] = {}
+
+    def keep_lost(day: date) -> int:
+        now, before = (exports.read_files(spark, frames.ATTEMPTS, files) for files in held[day])
+        lost[day] = exports.write(lost_of(before, now), _day(day)).get(_day(day), ())
+        return rows_in(lost[day])
+
+    def put(day: date) -> None:
+        exports.place({_day(day): (*held[day][0], *lost.get(day, ()))})
+
+    done = place_days(window, exported_days(exports), held, keep_lost, put)
     exports.place({_UNDATED: fresh.get(_UNDATED, ())})
-    return Export(
-        window=window, attempts=counts, kept=tuple(kept), filled=tuple(filled), removed=(), undated=0, snapshots={}
-    )
-
-
-def _lost(fresh: Sequence[DataFile], spark: SparkSession, exports: Snapshot, place: str) -> tuple[DataFile, ...]:
-    """Write what was exported of a day before, and the database has no more.
-
-    Attempts are purged oldest first, and their ids count up: so the first id tells whether any were.
-    """
-    before = exports.files(place)
-    if _rows(fresh) >= _rows(before) and _first_id(fresh) == _first_id(before):
-        return ()
-    stored, now = (exports.read_files(spark, frames.ATTEMPTS, files) for files in (before, fresh))
-    lost = stored.where(sf.col("id").isNotNull()).join(now.select("id"), "id", "left_anti").select(*stored.columns)
-    return exports.write(lost, place).get(place, ())
+    return done
 
 
 def _rotate_servers(exports: Snapshot, today: date) -> None:
@@ -131,11 +113,3 @@ def _rotate_servers(exports: Snapshot, today: date) -> None:
 
 def _day(day: date) -> str:
     return f"{ATTEMPTS}/day={day.isoformat()}"
-
-
-def _rows(files: Sequence[DataFile]) -> int:
-    return sum(file.rows for file in files)
-
-
-def _first_id(files: Sequence[DataFile]) -> int | None:
-    return min((file.first_id for file in files if file.first_id is not None), default=None)

@@ -61,6 +61,7 @@ def test_all_tables_are_exported_by_day(spark: SparkSession, database_url: str, 
     assert not (tmp_path / STAGING).exists()
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_going_on_reads_the_last_two_days_again(spark: SparkSession, database_url: str, tmp_path: Path) -> None:
     """What came late for older days waits for `since`, which recomputes that day and no other."""
     fill(database_url, attempts(10, 3))
@@ -74,6 +75,7 @@ def test_going_on_reads_the_last_two_days_again(spark: SparkSession, database_ur
     assert read_ids(spark, tmp_path) == [*range(1, 31), 100, 101, 102, 103]
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_repeating_an_export_changes_nothing(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
     """The same rows, the same registry, and no other earlier registry."""
     fill(sqlite_only, attempts(10, 2))
@@ -84,6 +86,7 @@ def test_repeating_an_export_changes_nothing(spark: SparkSession, sqlite_only: s
     assert read_ids(spark, tmp_path) == list(range(1, 21))
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_what_the_database_has_purged_stays_exported(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
     """A day of which it holds less is kept and named; one of which it holds nothing too."""
     fill(sqlite_only, attempts(10, 3))
@@ -94,6 +97,7 @@ def test_what_the_database_has_purged_stays_exported(spark: SparkSession, sqlite
     assert read_ids(spark, tmp_path) == list(range(1, 31))
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_what_came_late_joins_what_is_purged(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
     """A day that lost attempts and gained more than it lost has all of them, once, however often it is exported."""
     fill(sqlite_only, attempts(10, 2))
@@ -106,6 +110,7 @@ def test_what_came_late_joins_what_is_purged(spark: SparkSession, sqlite_only: s
         assert read_ids(spark, tmp_path) == [*range(1, 21), *range(100, 107)]
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_days_that_were_left_out_are_found(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
     """An export of a few days leaves a gap; the next goes back to it, and says so. Idle days are no gaps."""
     fill(sqlite_only, [row for row in attempts(10, 8) if row["started_at"] < moment(3, 0) or row["id"] > 40])
@@ -120,6 +125,7 @@ def test_days_that_were_left_out_are_found(spark: SparkSession, sqlite_only: str
     assert (again.window.since, again.filled) == (days(5)[0], ())
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_exports_that_are_too_old_go(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
     """By the days that are asked for; and, unasked, those of days to come."""
     fill(sqlite_only, attempts(10, 3))
@@ -131,6 +137,7 @@ def test_exports_that_are_too_old_go(spark: SparkSession, sqlite_only: str, tmp_
     assert exported_days(tmp_path) == days(1, 2)
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_the_registry_of_an_earlier_day_is_kept(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
     """A second export on the same day leaves it; the next day's replaces it."""
     fill(sqlite_only)
@@ -156,6 +163,7 @@ def test_the_registry_of_an_earlier_day_is_kept(spark: SparkSession, sqlite_only
     assert keys() == ("third", "third")
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_times_of_nobody_are_exported_apart(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
     """Attempts of the far future or of no time are in no day, and in every window's input; nothing is dropped."""
     odd = [attempt(50, moment(400)), attempt(51, datetime(1970, 1, 1, tzinfo=UTC))]
@@ -167,6 +175,7 @@ def test_times_of_nobody_are_exported_apart(spark: SparkSession, sqlite_only: st
     assert exported_days(tmp_path) == [DAY]
 
 
+@pytest.mark.usefixtures("few_tables")
 @pytest.mark.parametrize("value", ["1732100000", "1732100000.5", "x'00ff'", "'2026-02-30 12:00:00'", "'2025'"])
 def test_an_odd_time_spoils_no_export(spark: SparkSession, sqlite_only: str, tmp_path: Path, value: str) -> None:
     """SQLite keeps any value in any column: that row is set aside, with what it holds, and all others are exported."""
@@ -184,6 +193,7 @@ def test_an_odd_time_spoils_no_export(spark: SparkSession, sqlite_only: str, tmp
         assert (row.started_at, list(json.loads(row.unreadable))) == (None, ["started_at"])
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_the_first_time_may_be_no_date(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
     """The export begins early enough for all others, not today."""
     fill(sqlite_only, attempts(10, 2))
@@ -194,6 +204,7 @@ def test_the_first_time_may_be_no_date(spark: SparkSession, sqlite_only: str, tm
     assert read_ids(spark, tmp_path, count=2)[-19:] == list(range(2, 21))
 
 
+@pytest.mark.usefixtures("few_tables")
 def test_a_number_out_of_range_is_set_aside(spark: SparkSession, sqlite_only: str, tmp_path: Path) -> None:
     """In a column that may be null, it would count as nothing."""
     fill(sqlite_only, attempts(10, 1))

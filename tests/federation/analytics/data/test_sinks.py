@@ -65,7 +65,7 @@ def content(out: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def daily_row(url: str, day: date) -> tuple[object, ...]:
-    return (url, day, 10, 9, 1, 0, 0, {"TIMEOUT": 1}, 0.0, 1, 1, 0.9, 1, 2, 3, 0)
+    return (url, day, 10, 9, 1, 0, 0, {"TIMEOUT": 1}, 0.0, 1, 1, 0.9, 1, 2, 3, 0, {12: 1})
 
 
 def test_what_is_read_back_is_what_was_computed(spark: SparkSession, tmp_path: Path) -> None:
