@@ -13,8 +13,7 @@ from federation.analytics.report.advice import Command, listing
 from federation.analytics.report.attention import NAMES, STATES, attention
 from federation.analytics.report.changed import changed, heading, turnover
 from federation.analytics.report.charts import strip, strip_title
-from federation.analytics.report.definitions import definitions
-from federation.analytics.report.findings import DAYS, FEWEST_ATTEMPTS
+from federation.analytics.report.findings import BAD_DAY, DAYS, FEWEST_ATTEMPTS
 from federation.analytics.report.headline import alerts, lede, tiles
 from federation.analytics.report.markup import Column, Markup, join, pasted, short, table, tag
 from federation.analytics.report.network_charts import errors, network, owed_and_lost, spread
@@ -101,7 +100,13 @@ def _parts(findings: Findings) -> Iterator[tuple[str, str, Markup]]:
     yield "relays", "What relays saved", _relays(findings)
     yield "keys", "Suspicious keys", _anomalies(findings)
     yield "completeness", "How complete the data are", completeness(findings)
-    yield "definitions", "How each number is defined", definitions()
+    yield "definitions", "How each number is defined", _definitions()
+
+
+def _definitions() -> Markup:
+    """Return how the report's numbers are defined, for its readers."""
+    told = _text("federation.analytics.report", "definitions.html").replace("{bad_day}", wording.percent(BAD_DAY))
+    return tag("dl", Markup(told), class_="defined")
 
 
 def _section(id_: str, title: str, *content: Markup | None) -> Markup:
