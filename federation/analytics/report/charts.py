@@ -114,7 +114,10 @@ def bars(
     width: int = _WIDTH,
     height: int = _HEIGHT,
 ) -> Markup:
-    """Draw a column per day, with the layers on top of each other from zero; one of an `early` day is pale."""
+    """Draw a column per day, with the layers on top of each other from zero; one of an `early` day is pale.
+
+    It takes what `lines` takes, but bears no numbers for `write` to format.
+    """
     totals = [sum(layer.values[place] or 0 for layer in layers) for place in range(len(days))]
     ticks = _ticks(list(totals), 0, None)
     frame = Frame(width=width, height=height, right=20, days=days, low=0, high=ticks[-1])

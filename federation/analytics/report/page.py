@@ -21,7 +21,7 @@ from federation.analytics.report.wording import day_and_year, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import date, datetime
+    from datetime import datetime
 
     from federation.analytics.data.snapshots import Place
     from federation.analytics.report.findings import Anomaly, Findings, RelayedServer, RelayFinding, Server, SetAside
@@ -294,9 +294,10 @@ def _lines(findings: Findings) -> Iterator[tuple[Markup | str, ...]]:
     found = findings.completeness
     computed = DAYS - len(found.missing)
     if found.missing:
+        after = found.missing[-1] + timedelta(days=1)
         yield (
             f"{computed} of {DAYS} days are computed. Missing: {wording.days(found.missing)}. They are computed by ",
-            tag("code", f"federation analytics run --since {found.missing[0]} --until {_after(findings)} --out OUT"),
+            tag("code", f"federation analytics run --since {found.missing[0]} --until {after} --out OUT"),
             ", as far as the database has their attempts.",
         )
     else:
@@ -310,10 +311,6 @@ def _lines(findings: Findings) -> Iterator[tuple[Markup | str, ...]]:
         parts = {"counted": found.attempts, "parked, so not tried": found.parked, "set aside": found.set_aside}
         share = wording.percent(found.set_aside / found.read)
         yield (f"{wording.count(found.read)} attempts were read = {wording.total(parts)} ({share}).",)
-
-
-def _after(findings: Findings) -> date:
-    return findings.completeness.missing[-1] + timedelta(days=1)
 
 
 def _set_aside(findings: Findings) -> Markup:

@@ -97,15 +97,10 @@ def _missing() -> Column:
 def totals(found: DataFrame) -> Row:
     """Add up what there is of all servers."""
     week, month, failures = (_number(name) for name in ("week.lost", "month.lost", "month.failures"))
+    known = {name: _number(name) for name in ("owed", "held")} | {"week_attempts": _number("week.attempts")}
+    sums = known | {"lost_week": week, "lost_month": month, "failures": failures}
     return found.agg(
-        *(
-            sf.coalesce(sf.sum(each), sf.lit(0)).alias(name)
-            for name, each in (
-                ("week_attempts", _number("week.attempts")),
-                *((name, sf.col(name)) for name in ("owed", "held")),
-                *(("lost_week", week), ("lost_month", month), ("failures", failures)),
-            )
-        ),
+        *(sf.coalesce(sf.sum(each), sf.lit(0)).alias(name) for name, each in sums.items()),
         sf.min("owed_since").alias("since"),
         sf.count_if(sf.col("owed") > 0).alias("owed_servers"),
         sf.count_if(month > 0).alias("lost_servers"),
