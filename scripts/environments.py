@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ INSTALL: Final = re.compile(
 EDITABLE: Final = "-e "
 URL: Final = "https://node.example"
 """A URL that never belongs to anybody: the doctor cannot find the node there."""
+OLDEST: Final = 11
+"""The minor version of the oldest Python that is supported."""
 INSTALL_SECONDS: Final = 300
 SPARK_SECONDS: Final = 900
 
@@ -149,7 +152,26 @@ def _settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
 
 
-def make(uv: Installer, wheel: Path, place: Path, extras: Extras, *, alone: bool = False) -> Environment:
+def pythons() -> dict[str, str]:
+    """Return every Python that the wheel is for and that is found here, by its version: on PATH, or pyenv's."""
+    names = [f"python3.{minor}" for minor in range(OLDEST, OLDEST + 20)]
+    found = [sys.executable, *filter(None, map(shutil.which, names))]
+    if root := os.environ.get("PYENV_ROOT"):
+        found += sorted(str(path) for path in Path(root, "versions").glob("3.*/bin/python3"))
+    told = {path: _version(path) for path in found}
+    return {f"3.{minor}": path for path, minor in sorted(told.items(), key=lambda item: item[1]) if minor >= OLDEST}
+
+
+def _version(python: str) -> int:
+    """Return the minor version; 0 for one that does not answer, as pyenv's stand-ins for what is not installed."""
+    words = [python, "-c", "import sys; print(sys.version_info.minor)"]
+    told = subprocess.run(words, capture_output=True, text=True, check=False, env=_settings()).stdout
+    return int(told) if told.strip().isdigit() else 0
+
+
+def make(
+    uv: Installer, wheel: Path, place: Path, extras: Extras, *, alone: bool = False, python: str = sys.executable
+) -> Environment:
     """Install the wheel with these extras, and no others, below `place`; `alone` without anything that it needs.
 
     What is there is removed: one after the other, environments in the same place share what Python compiled.
@@ -157,7 +179,7 @@ def make(uv: Installer, wheel: Path, place: Path, extras: Extras, *, alone: bool
     shutil.rmtree(place, ignore_errors=True)
     environment = Environment(place / "venv" / "bin", extras, place / "node")
     environment.node.mkdir(parents=True)
-    uv.run("venv", "--quiet", "--no-project", "--python", sys.executable, str(place / "venv"))
+    uv.run("venv", "--quiet", "--no-project", "--python", python, str(place / "venv"))
     wanted = f"{wheel}[{','.join(sorted(extras))}]" if extras else str(wheel)
     options = ["--no-deps"] if alone else ["--constraint", str(ROOT / "constraints.txt")]
     uv.run("pip", "install", "--quiet", *environment.chosen(), *options, wanted)

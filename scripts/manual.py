@@ -2,11 +2,11 @@
 
     python scripts/manual.py [PAGE ...]
 
-Every block of Python in a README is run as it stands, in the order of its page, in a process that must end with 0 and
-print nothing on stderr; on a page of questions and answers, the questions are asked. What `federation/README.md` shows
-for a shell is typed there, its operator's day on other ports. Each page has a folder of its own, with a node in it if
-its programs need one. Needs what the pages use: the extras `metrics`, `node`, `otel` and `redis`. What needs Spark is
-left out: `tests/federation/analytics` runs it.
+Every block of Python in a README, and in what operators and applications read, is run as it stands, in the order of
+its page, in a process that must end with 0 and print nothing on stderr; on a page of questions and answers, the
+questions are asked. What the pages about a node show for a shell is typed there, an operator's day on other ports. Each
+page has a folder of its own, with a node in it if its programs need one. Needs what the pages use: the extras
+`metrics`, `node`, `otel` and `redis`. What needs Spark is left out: `tests/federation/analytics` runs it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from typing import Final, Self
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDERS: Final = ("db", "docs", "federation", "workers")
 SPARK: Final = "federation/analytics/README.md"
-DAY: Final = "federation/README.md"
-NODES: Final = ("README.md", DAY)
-"""Pages whose programs need a node."""
+ABOUT_A_NODE: Final = ("docs/embed/", "docs/operate/", "docs/understand/")
+"""The folders of the manual of the application. Their programs and commands need a node."""
 ARGUMENTS: Final = {"README.md": ("alice", "hello, fediverse")}
 """The arguments of a page's program, as its first line says."""
 PORTS: Final = ("8451", "8452")
@@ -88,7 +87,7 @@ def pages() -> list[str]:
 
 def readmes() -> list[str]:
     """Return the pages that are run. The others have tests of their own, of what their programs print."""
-    return [page for page in pages() if page.endswith("README.md")]
+    return [page for page in pages() if page.endswith("README.md") or page.startswith(ABOUT_A_NODE)]
 
 
 def blocks(page: str) -> list[Block]:
@@ -105,21 +104,22 @@ def blocks(page: str) -> list[Block]:
 
 def run(page: str, folder: Path) -> None:
     """Run what the page shows, beginning in `folder`."""
-    shown = [block for block in blocks(page) if block.language == "python" or (page == DAY and of_a_shell(block))]
+    shown = [block for block in blocks(page) if block.language == "python" or is_typed(block)]
     if page == SPARK:
         say(f"{page} is left out, as it needs Spark")
     elif any(block.text.startswith(">>> ") for block in shown):
         command([sys.executable, "-m", "doctest", str(ROOT / page)], folder, page)
         say(f"{page}: {len(shown)} blocks of questions and answers")
     elif shown:
-        with Reader(make_node(folder / "node") if page in NODES else folder) as reader:
+        needs_node = page == "README.md" or page.startswith(ABOUT_A_NODE)
+        with Reader(make_node(folder / "node") if needs_node else folder) as reader:
             for block in shown:
-                (reader.type if of_a_shell(block) else reader.program)(block)
+                (reader.type if is_typed(block) else reader.program)(block)
         say(f"{page}: {len(shown)} blocks")
 
 
-def of_a_shell(block: Block) -> bool:
-    return not block.language and "federation " in block.text
+def is_typed(block: Block) -> bool:
+    return block.page.startswith(ABOUT_A_NODE) and not block.language and "federation " in block.text
 
 
 def make_node(node: Path) -> Path:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 from zipfile import ZipFile
 
-from environments import ROOT, URL, Environment, Installer, documented, make, try_out
+from environments import ROOT, URL, Environment, Installer, documented, make, pythons, try_out
 from processes import COMPILED, QUOTED_LINES, Broken, answer, command, free_port, quoted, running, stop
 
 PACKAGES: Final = ("db", "federation", "workers")
@@ -67,6 +67,9 @@ def smoke(folder: Path, *, full: bool) -> None:
         environment = make(uv, wheel, folder / "tried", extras)
         check_version(wheel, command(environment.federation("--version"), folder))
         say(f"{named}: {', '.join(try_out(environment))}")
+    version, newest = list(pythons().items())[-1]
+    environment = make(uv, wheel, folder / "newest", frozenset({"node"}), python=newest)
+    say(f"on Python {version}, the newest that is here: {', '.join(try_out(environment))}")
     environment = make(uv, wheel, folder / "tried", OF_THE_MANUAL)
     run_node(environment)
     told = command(environment.python(str(ROOT / "scripts" / "manual.py")), folder, within=MANUAL_SECONDS)

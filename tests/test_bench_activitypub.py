@@ -35,6 +35,15 @@ def test_owing_is_compared_with_a_fan_out() -> None:
     assert row["fanout_s"] > 0
 
 
+@pytest.mark.full
+def test_taking_is_measured() -> None:
+    """Also while others name keys of a server that hangs."""
+    well, sick, ratio = measured("--receive", "2", "--hang", "1")["2 activities of each of 50 actors"]
+    assert (well["hang"], sick["hang"], ratio["code"]) == (0, 1, "ratio")
+    assert well["requests_per_s"] > 0
+    assert well["p95_ms"] >= well["median_ms"] > 0
+
+
 def measured(*options: str) -> dict[str, Any]:
     """The tables of a small run on SQLite."""
     command = [warm.PYTHON, str(SCRIPT), "--contenders", "sqlite", "--repeat", "1", *options]

@@ -36,7 +36,7 @@ def test_nothing_of_ours_is_installed_by_name(environments: ModuleType) -> None:
 def test_the_readmes_install_from_here(environments: ModuleType) -> None:
     """From the checkout or from a wheel, with extras that there are; those that are named, and no more, are tried."""
     assert environments.documented() == {
-        frozenset({"node"}): "README.md",
+        frozenset({"node"}): "docs/embed/install.md",
         frozenset({"dashboard", "node"}): "docs/dashboard.md",
         DEPLOYED: "docs/deploy/README.md",
         frozenset({"analytics"}): "federation/analytics/README.md",

@@ -58,9 +58,10 @@ def test_the_readme_shows_that_program() -> None:
     assert shown == SCRIPT.read_text()
 
 
-def test_the_tests_that_the_readme_names_are_there() -> None:
+def test_the_tests_of_what_one_may_rely_on_are_there() -> None:
     """Each by its path, or beside one that is named in full in its row or in the row above."""
-    table = (ROOT / "README.md").read_text().partition("| You may rely on |")[2].partition("\n\n")[0]
+    page = (ROOT / "docs" / "understand" / "guarantees.md").read_text()
+    table = page.partition("| You may rely on |")[2].partition("\n\n")[0]
     folder = ROOT
     for name in re.findall(r"`([\w/]*test_\w+\.py)`", table):
         file = ROOT / name if "/" in name else next(iter(folder.glob(name)), None) or next((ROOT / "tests").rglob(name))

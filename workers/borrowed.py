@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias, TypeGuard, cast
 
 from sqlalchemy import URL, Connection, DateTime, Dialect, Engine, create_engine
 from sqlalchemy.dialects import registry
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg, PGExecutionContext_psycopg
 from sqlalchemy.dialects.sqlite import DATETIME
+from sqlalchemy.dialects.sqlite.base import SQLiteExecutionContext
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.pool import NullPool
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class _Borrowed:
     def do_terminate(self, dbapi_connection: object) -> None:
         """Do nothing: the owner closes."""
 
+    def get_default_isolation_level(self, dbapi_conn: object) -> NoReturn:
+        """Ask for none, by cursors of the owner's kind: nothing here would set it back."""
+        raise NotImplementedError
+
     def on_connect(self) -> Callable[[DBAPIConnection], None]:
         """Install no functions and no handlers for notices."""
         return lambda _: None
@@ -61,12 +66,31 @@ class _AnyDateTime(DATETIME):
         return lambda value: value if parsed is None or isinstance(value, datetime) else parsed(value)
 
 
+class _SqliteContext(SQLiteExecutionContext):
+    def create_default_cursor(self) -> DBAPICursor:
+        """Open a cursor whose rows are tuples, whatever the connection's owner likes to read."""
+        cursor: Any = super().create_default_cursor()  # Any: of the driver, which has more than DB-API
+        cursor.row_factory = None
+        return cast(DBAPICursor, cursor)
+
+
 class BorrowedSqlite(_Borrowed, SQLiteDialect_pysqlite):
     """SQLite through the standard library's driver."""
 
     driver = "borrowed"
     supports_statement_cache = True
+    execution_ctx_cls = _SqliteContext
     colspecs = {**SQLiteDialect_pysqlite.colspecs, DateTime: _AnyDateTime}  # noqa: RUF012 - SQLAlchemy's own is none
+
+
+class _PostgresContext(PGExecutionContext_psycopg):
+    def create_default_cursor(self) -> DBAPICursor:
+        """Open a cursor whose rows are tuples, whatever the connection's owner likes to read."""
+        from psycopg.rows import tuple_row
+
+        cursor: Any = super().create_default_cursor()  # Any: likewise
+        cursor.row_factory = tuple_row
+        return cast(DBAPICursor, cursor)
 
 
 class BorrowedPostgres(_Borrowed, PGDialect_psycopg):
@@ -74,6 +98,7 @@ class BorrowedPostgres(_Borrowed, PGDialect_psycopg):
 
     driver = "borrowed"
     supports_statement_cache = True
+    execution_ctx_cls = _PostgresContext
 
 
 registry.register("sqlite.borrowed", __name__, "BorrowedSqlite")
@@ -186,6 +211,8 @@ def _engine(lent: DbApiConnection) -> Engine:
 def _url(lent: DbApiConnection) -> URL:
     """Return what tells its database from others, and never a password."""
     if isinstance(lent, sqlite3.Connection):
-        return URL.create("sqlite+borrowed", database=next(row[2] for row in lent.execute("PRAGMA database_list")))
+        looking = lent.cursor()
+        looking.row_factory = None  # the owner's may make anything of a row
+        return URL.create("sqlite+borrowed", database=looking.execute("PRAGMA database_list").fetchone()[2])
     info = lent.info
     return URL.create("postgresql+borrowed", host=info.host, port=info.port, database=info.dbname)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from workers.worker import Worker
+from workers.worker.events import WorkerEvent, WorkerEventKind
 
 logger = logging.getLogger("workers")
 
@@ -20,6 +21,12 @@ def start_logging(level: str = "info", *, process: int | None = None) -> None:
     """Log to stderr from `level` up, unless the program logs already; `process` is its number among several."""
     form = _FORMAT if process is None else _FORMAT.replace(" ", f" [{process}] ", 1)
     logging.basicConfig(level=level.upper(), format=form)
+
+
+def log_ready(event: WorkerEvent) -> None:
+    """Log that a worker is ready; an observer."""
+    if event.kind is WorkerEventKind.READY:
+        logger.info("worker %s is ready for the queue %r", event.worker_id, event.queue)
 
 
 async def run_until_stopped(workers: Sequence[Worker]) -> None:

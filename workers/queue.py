@@ -164,7 +164,7 @@ class Queue:
         With `connection`, an SQLAlchemy connection or session on the storage's database, it is part of that
         transaction. The options are the fields of a `JobSpec`: `id`, `delay`, `at`, `max_attempts`, `result_ttl`,
         `keep_completed`, `keep_failed`, `priority`, `ordering_key`, `limit_key`, `fair_key`, `backoff`,
-        `deduplication`, `after` and `after_failure`.
+        `deduplication`, `after`, `after_failure` and `meta`.
 
         Raises:
             Unsupported: the storage keeps no deduplication keys, or lets no job follow others; see its `capabilities`.

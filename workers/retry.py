@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import random
 from collections.abc import Callable
@@ -44,8 +45,8 @@ class RetryPolicy:
             raise ValueError(f"multiplier must be at least 1, not {self.multiplier}")
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"jitter is a share from 0 to 1, not {self.jitter}")
-        if self.backoff is not None and not callable(self.backoff):
-            raise TypeError(f"backoff is a function of the attempt and its error, not {self.backoff!r}")
+        if self.backoff is not None and (not callable(self.backoff) or inspect.iscoroutinefunction(self.backoff)):
+            raise TypeError(f"backoff is a plain function of the attempt and its error, not {self.backoff!r}")
 
     def delay(
         self,
@@ -74,7 +75,7 @@ def _delay_of(backoff: BackoffFunction, attempt: int, error: BaseException) -> t
     name = getattr(backoff, "__qualname__", repr(backoff))
     try:
         delay = as_duration("what it returns", backoff(attempt, error))
-    except Exception as raised:
+    except BaseException as raised:  # also SystemExit, as of a handler: it would end the worker, and not the attempt
         _LOG.warning("the back-off %s failed with %s: %s; the policy decides", name, type(raised).__name__, raised)
         return None
     if not timedelta(0) <= delay <= MAX_DELAY:

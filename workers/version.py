@@ -14,7 +14,7 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Final
 
-BASE: Final = "0.3.0"
+BASE: Final = "1.0.0"
 """The release that is worked on, or that this is."""
 UNKNOWN: Final = f"{BASE}.dev0+unknown"
 DISTRIBUTION: Final = "federation-delivery"

@@ -3,7 +3,7 @@
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path, re_path
-from django.utils.crypto import get_random_string
+from django.utils.crypto import get_random_string as word
 from django.views.decorators.csrf import csrf_exempt
 
 from federation import activitypub, sync
@@ -12,19 +12,16 @@ from federation import activitypub, sync
 def add_note(request: HttpRequest) -> JsonResponse:
     alice, text, to = request.build_absolute_uri("/users/alice"), request.GET["text"], request.GET["to"]
     recipient = activitypub.Recipient(id=to, inbox=request.GET["inbox"])
-    note_id = f"{alice}/notes/{get_random_string(20)}"
-    note = {"id": note_id, "type": "Note", "attributedTo": alice, "to": [to], "content": text}
+    note = {"id": f"{alice}/notes/{word(20)}", "type": "Note", "attributedTo": alice, "to": [to], "content": text}
     with transaction.atomic():  # your own writes belong into it, too
         sync.activitypub.add_actor(connection, alice)  # her keys, unless they are there already
         sent = sync.activitypub.send(connection, activitypub.create(note), [recipient])
     return JsonResponse([*sent.delivery_ids], safe=False)
 
 
-@csrf_exempt  # other servers post to inboxes
-def show(request: HttpRequest) -> HttpResponse:  # `actor=` returns documents of your own
-    path = request.get_full_path()
-    status, headers, body = activitypub.respond(request.method, path, request.headers, request.body)
+def show(asked: HttpRequest) -> HttpResponse:  # `actor=` returns documents of your own
+    status, headers, body = activitypub.respond(asked.method, asked.get_full_path(), asked.headers, asked.body)
     return HttpResponse(body, status=status, headers=headers)
 
 
-urlpatterns = [path("notes", add_note), re_path("", show)]
+urlpatterns = [path("notes", add_note), re_path("", csrf_exempt(show))]  # others post to inboxes

@@ -96,9 +96,10 @@ class FollowHandlers:
         return follower
 
     async def _follower(self, activity: IncomingActivity) -> Recipient | None:
-        if "Follow" not in activity.types or activity.id is None or activity.object_id is None:
+        followed = _url_of(activity.object)
+        if "Follow" not in activity.types or activity.id is None or followed is None:
             return None
-        if not await self._database.rows(_OURS, {"actor": activity.object_id}):
+        if not await self._database.rows(_OURS, {"actor": followed}):
             return None
         recipient = await self._shown(activity.actor)
         return recipient if recipient is not None and self._can_be_sent_to(recipient) else None
@@ -268,8 +269,8 @@ def _undone(session: Session, activity: IncomingActivity) -> None:
     local = _our_end(activity, "object", other="actor")
     if local is not None:
         session.execute(_REMOVED, {"local": local, "remote": activity.actor, "way": FollowDirection.FOLLOWER})
-    elif activity.object_id is not None:
-        named = {"remote": activity.actor, "follow": activity.object_id, "way": FollowDirection.FOLLOWER}
+    elif (follow_id := _url_of(activity.object)) is not None:
+        named = {"remote": activity.actor, "follow": follow_id, "way": FollowDirection.FOLLOWER}
         session.execute(_REMOVED_BY_ID, named)
 
 
@@ -280,8 +281,8 @@ def _told(session: Session, activity: IncomingActivity, answer: FollowDecision, 
     local = _our_end(activity, "actor", other="object")
     if local is not None:
         session.execute(_TOLD, {**values, "local": local})
-    elif activity.object_id is not None:
-        session.execute(_TOLD_BY_ID, {**values, "follow": activity.object_id})
+    elif (follow_id := _url_of(activity.object)) is not None:
+        session.execute(_TOLD_BY_ID, {**values, "follow": follow_id})
 
 
 def _our_end(activity: IncomingActivity, end: str, *, other: str) -> str | None:
@@ -292,7 +293,13 @@ def _our_end(activity: IncomingActivity, end: str, *, other: str) -> str | None:
     thing = activity.object
     if not isinstance(thing, Mapping) or "Follow" not in types_of(thing):
         return None
-    return id_of(thing.get(end)) if id_of(thing.get(other)) in (None, activity.actor) else None
+    return _url_of(thing.get(end)) if id_of(thing.get(other)) in (None, activity.actor) else None
+
+
+def _url_of(thing: object) -> str | None:
+    """Return the URL of a thing, if we could have written it: PostgreSQL is not even asked for a text with a NUL."""
+    url = id_of(thing)
+    return url if url is not None and url.isprintable() else None
 
 
 def _recipient(row: Row[*tuple[Any, ...]]) -> Recipient:

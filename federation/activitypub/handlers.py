@@ -75,13 +75,11 @@ class IncomingActivity:
         It may for those of its own origin, written by nobody of another one, and for one without an id, which is part
         of the activity. All else is a claim: fetch it from where it belongs.
         """
-        named = [id_of(thing)]
-        if isinstance(thing, Mapping):
-            authors = (thing.get(name) for name in _AUTHORS)
-            named += [id_of(each) for value in authors for each in (value if isinstance(value, list) else [value])]
-        elif named == [None]:
-            return False
-        return all(is_of(url, self.actor) for url in named if url is not None)
+        if not isinstance(thing, Mapping):
+            return _is_named_on(thing, self.actor)
+        authors = (thing.get(name) for name in _AUTHORS)
+        named = [each for value in authors for each in (value if isinstance(value, list) else [value])]
+        return all(_is_named_on(each, self.actor) for each in (thing.get("id"), *named) if each is not None)
 
 
 def types_of(members: Mapping[str, Any]) -> tuple[str, ...]:
@@ -94,6 +92,12 @@ def id_of(thing: object) -> str | None:
     """Return the URL of a thing, which is that URL or an object with it."""
     found = thing.get("id") if isinstance(thing, Mapping) else thing
     return found if isinstance(found, str) and found else None
+
+
+def _is_named_on(thing: object, actor: str) -> bool:
+    """Tell whether a thing has a URL on the actor's origin. A name that is no text may be read otherwise elsewhere."""
+    url = id_of(thing)
+    return url is not None and is_of(url, actor)
 
 
 def is_of(url: str, actor: str) -> bool:

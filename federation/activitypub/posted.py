@@ -7,8 +7,11 @@ from typing import Final
 import msgspec
 
 from federation.activitypub.activities import MAX_TYPE_CHARACTERS
+from federation.protocol.urls import MAX_URL_CHARACTERS
 
 DELETE: Final = "Delete"
+MOST_OF_URL: Final = MAX_URL_CHARACTERS
+"""In bytes: an index of PostgreSQL takes no more than 2 704, and it is not told from a database that is away."""
 
 
 class NoActivity(Exception):
@@ -66,6 +69,8 @@ def read_posted(body: bytes) -> PostedActivity:
         raise NoActivity("The activity has no type")
     if not activity.actor_id.isprintable():
         raise NoActivity("The activity has no actor")
+    if any(len(url.encode()) > MOST_OF_URL for url in (activity.actor_id, activity.id or "")):
+        raise NoActivity(f"The activity has an id, or an actor, of more than {MOST_OF_URL} bytes")
     return activity
 
 

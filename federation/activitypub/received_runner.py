@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
 from sqlalchemy import Connection, bindparam, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db import Database, ReceivedState
@@ -163,14 +163,14 @@ class ReceivedRunner:
                         await call(function, session, activity)
             self._meter.activity_handled("done")
         except (SQLAlchemyError, StorageUnavailable) as error:
-            if is_begun:
+            if is_begun or isinstance(error, DataError):  # the latter is the sender's: it will not pass
                 raise
             raise NotTried(AWAY, reason=f"the database or the queue failed: {type(error).__name__}") from None
 
     async def _failed(self, new: NewActivity, error: Exception) -> timedelta | None:
         """Count an attempt that failed. Return how long to wait for the next one, None if that was the last."""
         tried = new.attempts + 1
-        await note(self._database, new, tried, _told(error))
+        await note(self._database, new, tried, told_of(error))
         if tried % ATTEMPTS == 0:
             self._meter.activity_handled("failed")
             log.error("received_failed", actor=new.actor, error=type(error).__name__)
@@ -184,7 +184,7 @@ def _note_begun(connection: Connection, number: int) -> None:
     connection.execute(_BEGUN, {"row": number})
 
 
-def _told(error: Exception) -> str:
+def told_of(error: BaseException) -> str:
     """Return the first line of an error, which both databases can store."""
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
     return "".join(each if each.isprintable() else " " for each in text[:_SHOWN])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from federation.analytics.data.export import Export, Tables
+    from federation.analytics.data.export import Export
     from federation.analytics.data.snapshots import Place
     from federation.analytics.data.store_urls import StoreUrl
 
@@ -67,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--database", metavar="URL", help=f"{_DATABASE}; with --input: only for the results, if at all")
     _add_keeping(run)
     _add_output(run, "results and report")
-    _add_jdbc(run)
+    _add_partitions(run)
     _add_spark(run)
     run.set_defaults(command=_run)
 
@@ -76,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     export.add_argument("--database", metavar="URL", help=_DATABASE)
     _add_keeping(export)
     _add_output(export, "exports")
-    _add_jdbc(export)
+    _add_partitions(export)
     _add_spark(export)
     export.set_defaults(command=_export)
 
@@ -146,14 +146,7 @@ def _add_output(parser: argparse.ArgumentParser, content: str) -> None:
     parser.add_argument("--out", type=_place, required=True, metavar="OUT", help=described)
 
 
-def _add_jdbc(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--jdbc",
-        nargs="?",
-        const="",
-        metavar="JAR",
-        help="read through JDBC, with the driver in JAR, or one that Spark has already",
-    )
+def _add_partitions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--partitions",
         type=_count,
@@ -216,9 +209,10 @@ def _export(options: argparse.Namespace) -> None:
 
 def _export_to(options: argparse.Namespace, exports: Place, spark: SparkSession, database: str) -> Export:
     from federation.analytics.data.export import export
+    from federation.analytics.data.source import SourceTables
     from federation.analytics.data.stored_exports import export_to_store
 
-    tables = _tables(options, spark, database)
+    tables = SourceTables(spark=spark, url=database, partitions=options.partitions)
     asked = {"since": options.since, "until": options.until, "keep_days": options.keep_days, "told": tell}
     if isinstance(exports, Path):
         return export(tables, exports, **asked)
@@ -285,8 +279,6 @@ def _ahead(options: argparse.Namespace) -> Iterator[None]:
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse arguments that are wrong in themselves, whatever they are used on."""
-    if options.jdbc and not Path(options.jdbc).is_file():
-        raise AnalyticsError(f"--jdbc: there is no file {options.jdbc}; it is the jar of the database's driver")
     tomorrow = datetime.now(UTC).date() + timedelta(days=1)
     if options.until and options.until > tomorrow:
         raise AnalyticsError(
@@ -324,7 +316,6 @@ def _session(
     from federation.analytics.data.spark_files import root_of
     from federation.analytics.session import session
 
-    jar = getattr(options, "jdbc", None)
     if database is not None:
         check_database(database)
         ready(database)
@@ -333,19 +324,11 @@ def _session(
         yield running
         return
     tell("starting Spark")
-    with session(options.master, settings={"spark.jars": jar} if jar else None, work=work) as spark:
+    with session(options.master, work=work) as spark:
         for place in (options.out, getattr(options, "input", None)):
             if place and not isinstance(place, Path):
                 root_of(spark, place)
         yield spark
-
-
-def _tables(options: argparse.Namespace, spark: SparkSession, database: str) -> Tables:
-    from federation.analytics.data.jdbc import JdbcTables
-    from federation.analytics.data.source import SourceTables
-
-    made = SourceTables if options.jdbc is None else JdbcTables
-    return made(spark=spark, url=database, partitions=options.partitions)
 
 
 def _counted(done: Export) -> dict[str, object]:

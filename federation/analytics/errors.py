@@ -24,10 +24,6 @@ class DatabaseUnavailable(AnalyticsError):
     """The application's database does not answer, or lacks our tables."""
 
 
-class DriverNotFound(AnalyticsError):
-    """Spark has no JDBC driver for the database."""
-
-
 class DamagedExport(AnalyticsError):
     """A file among the exports is not what we write; the message names it."""
 

@@ -17,6 +17,8 @@ from federation.activitypub.outbound import AUTO, OrderingKey, Recipient, Sent
 from federation.sync.process import Caller, plain_node
 from workers.background import background
 
+__all__ = ["add_actor", "answer_follow", "follow_actor", "gone", "remove_actor", "send", "unfollow_actor"]
+
 
 def send(
     session: Caller,

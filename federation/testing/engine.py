@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import func, select, union_all
 from sqlmodel import col
 
 from db import DeliveryJob, DeliveryPayload, DeliveryState, ReceivedActivity, ReceivedState, ServerLink
 from db.url import parse_url
-from federation.activitypub.application import serving_of
+from federation.activitypub.received_runner import told_of
 from federation.base.queues.queue import TASKS_QUEUE_NAME, delivery_backoff
 from federation.base.settings.settings import Settings
 from federation.delivery.rows import OPEN_STATES
@@ -30,6 +30,7 @@ from federation.runtime.composition import Federation
 from federation.runtime.nodes import adopt
 from federation.tasks import declared_tasks
 from federation.testing.clock import MovableClock
+from federation.testing.door import ask
 from federation.testing.drain import drain, next_due
 from federation.testing.network import LocalClient, Network
 from workers import Handler, Queue, Retry, RetryPolicy
@@ -64,6 +65,14 @@ class OwedActivity:
         return str(self.activity.get("type") or self.activity.get("method"))
 
 
+class Noted(NamedTuple):
+    """A failure as the row of an activity has it."""
+
+    number: int
+    attempts: int
+    error: str
+
+
 class NodeUnderTest(Federation):
     """A node whose queues and times go by a clock that tests move, and that reaches this machine alone."""
 
@@ -93,10 +102,10 @@ class NodeUnderTest(Federation):
         return NodeUnderTest(self.settings, self._movable, self._network)
 
     async def _shown(self, target: Target, accept: str) -> Response:
-        """Answer as we do when somebody asks for one of our own URLs."""
-        path = target.url.raw_path.decode("ascii")
-        reply = await serving_of(self).answer("GET", path, {"Accept": accept})
-        return Response(status=reply.status, headers=dict(reply.headers), body=reply.body)
+        """Answer as others are answered who ask for one of our own URLs."""
+        path, headers = target.url.raw_path.decode("ascii"), {"Accept": accept}
+        answer = await ask(self, self._network.app, method="GET", target=path, headers=headers)
+        return Response(status=answer.status, headers=dict(answer.headers), body=answer.body)
 
 
 class Engine:
@@ -144,9 +153,7 @@ class Engine:
                 concurrency=1,  # of one server no two actors are asked about at a time
                 observers=[observe],
             )
-            if not failures:
-                after = await self._failures()
-                failures += [RuntimeError(text) for number, text in after.items() if before.get(number) != text]
+            failures += _unseen((await self._failures()) - before, failures)
         if failures:
             raise BaseExceptionGroup("what was received, or a task, has failed", failures)
 
@@ -199,10 +206,8 @@ class Engine:
         times += [await next_due(queue) for queue, _, _ in self._delivering()]
         return min((each for each in times if each is not None and each > now), default=None)
 
-    async def _failures(self) -> Mapping[int, str]:
-        return {
-            row.number: f"{row.last_error} (attempt {row.attempts})" for row in await self.node.database.rows(_FAILED)
-        }
+    async def _failures(self) -> set[Noted]:
+        return {Noted(*row) for row in await self.node.database.rows(_FAILED)}
 
 
 def _cause(event: WorkerEvent) -> BaseException | None:
@@ -210,6 +215,16 @@ def _cause(event: WorkerEvent) -> BaseException | None:
     if event.kind not in FAILURES or event.error is None:
         return None
     return event.error.__cause__ if isinstance(event.error, Retry) else event.error
+
+
+def _unseen(noted: Iterable[Noted], seen: Iterable[BaseException]) -> list[RuntimeError]:
+    """Return those of the noted failures that no worker has seen: last attempts, and such in the run of another job."""
+    left = sorted(noted)
+    for error in seen:
+        known = next((each for each in left if each.error == told_of(error)), None)
+        if known is not None:
+            left.remove(known)
+    return [RuntimeError(f"{each.error} (attempt {each.attempts})") for each in left]
 
 
 def _owed(row: Any) -> OwedActivity:

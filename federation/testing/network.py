@@ -31,10 +31,11 @@ AskOurselves: TypeAlias = Callable[[Target, str], Awaitable[Response]]
 
 
 class Network:
-    """The remotes of a test, by their origins."""
+    """The remotes of a test, by their origins, and the application by which the node is reached, if it is by one."""
 
     def __init__(self) -> None:
         self.remotes: dict[str, Reachable] = {}
+        self.app: object | None = None
 
     def patience(self, origin: str) -> timedelta:
         """Return the longest that a request to this server waits."""
@@ -48,7 +49,7 @@ class Network:
 
 
 class LocalClient(FederationClient):
-    """The node's own guarded client, which connects to this machine only, and asks the node itself without a socket."""
+    """The node's own guarded client, which connects to this machine only, and reaches the node without a socket."""
 
     def __init__(self, guard: AddressGuard, network: Network, *, own_url: str | None, ask: AskOurselves) -> None:
         super().__init__(guard, ConnectionPool(guard))

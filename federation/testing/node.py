@@ -35,15 +35,23 @@ class LocalNode:
     def __init__(
         self, settings: Mapping[str, str] | None = None, *, folder: Path | None = None, app: object | None = None
     ) -> None:
-        self.app = app
-        """The application, ASGI or WSGI, by which others reach the node; without it the node answers by itself."""
         self.clock = MovableClock()
         """The time of this node: `clock.advance(timedelta(days=1))`."""
         self.network = Network()
+        self.app = app
         self._given = dict(settings or {})
         self._folder = folder
         self._engine: Engine | None = None
         self._closing = ExitStack()
+
+    @property
+    def app(self) -> object | None:
+        """The application, ASGI or WSGI, by which others reach the node; without it the node answers by itself."""
+        return self.network.app
+
+    @app.setter
+    def app(self, app: object | None) -> None:
+        self.network.app = app
 
     @property
     def settings(self) -> Settings:

@@ -40,6 +40,14 @@ DIES = Path(__file__).with_name("dies-within")
 @activitypub.on("Create")
 async def created(session, activity, actor):
     await session.execute(text("INSERT INTO replies VALUES (:id, :actor)"), {"id": activity.id, "actor": actor})
+    dies_once()
+
+@activitypub.on_follow
+def decided(session, activity, actor):
+    dies_once()
+    return "accept"
+
+def dies_once():
     if DIES.exists():
         DIES.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -123,10 +131,17 @@ async def follow(alice: Author, direction: FollowDirection) -> tuple[str, Follow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fedify", [["draft-cavage-http-signatures-12"]], indirect=True, ids=["cavage"])
 async def test_somebody_follows_and_is_followed(alice: Author, fedify: Fedify) -> None:
-    """Each side knows of it, until it is undone; what goes to followers goes to who is one."""
+    """Each side knows of it, until it is undone; what goes to followers goes to who is one.
+
+    The worker that is asked first is killed while it decides: the Follow is answered once all the same.
+    """
     await alice.worker.start()
     bob = fedify.follower()
+    dies(alice, "within")
     await fedify.follow(alice.id)
+    await alice.worker.died()
+    assert await follow(alice, FollowDirection.FOLLOWER) is None
+    await alice.worker.start()
     assert await eventually(lambda: fedify.collection("following"), bool) == [alice.id]
     assert await follow(alice, FollowDirection.FOLLOWER) == (bob.id, FollowState.ACCEPTED)
 
@@ -145,6 +160,7 @@ async def test_somebody_follows_and_is_followed(alice: Author, fedify: Fedify) -
         await activitypub.unfollow_actor(session, alice.id, bob.id)
     assert await eventually(lambda: fedify.collection("followers"), lambda found: not found) == []
     assert await objects_heard(fedify, "Create") == [f"{alice.id}/notes/note-1"]
+    assert len(await objects_heard(fedify, "Accept")) == 1
     assert alice.worker.terminate() == 0
 
 

@@ -1,7 +1,9 @@
-"""The databases of earlier releases, from 0.3 on: each is upgraded, and delivers what it owes."""
+"""The databases of earlier releases, from 0.3 on: each is upgraded, and delivers what it owes. And their settings."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -14,6 +16,7 @@ from tests.acceptance.releases.owed import HELD, PLACE, QUEUED, UNQUEUED
 from tests.acceptance.worker_process import WorkerProcess
 from tests.peer import Peer, acquaint
 
+ROOT = Path(__file__).parents[2]
 RELEASES = sorted((Path(__file__).parent / "releases").glob("*.sql"))
 
 
@@ -52,3 +55,14 @@ async def test_an_upgrade_loses_no_delivery(
     await delivered_by(worker, environment)
     assert arrivals(peer) == Counter([*QUEUED, *UNQUEUED, *HELD])
     assert peer.refused == []
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parent / "releases").glob("*.env")), ids=lambda file: file.stem)
+async def test_the_settings_of_a_release_are_taken(file: Path, tmp_path: Path) -> None:
+    """As its `federation init` wrote them, with nothing in the environment."""
+    shutil.copy(file, tmp_path / ".env")
+    bare = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    await command(bare, tmp_path, "upgrade")
+    checked = await command(bare, tmp_path, "db", "check")
+    assert checked["up_to_date"]
+    assert (tmp_path / "federation.sqlite3").exists()

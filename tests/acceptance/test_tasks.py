@@ -14,13 +14,13 @@ from tests.federation.protocol.vectors import A
 from tests.patience import PATIENCE_SECONDS, until
 from tests.workers.manual import ROOT, examples
 
-README = ROOT / "federation" / "README.md"
+PAGE = ROOT / "docs" / "embed" / "tasks.md"
 
 
 @pytest.fixture
 def environment(database_file: Path, tmp_path: Path) -> dict[str, str]:
-    """A node with its queues in its database, and the README's module where it can be imported."""
-    (tmp_path / "digests.py").write_text(examples(README)["Tasks of your own"])
+    """A node with its queues in its database, and the page's module where it can be imported."""
+    (tmp_path / "digests.py").write_text(examples(PAGE)["Tasks of your own"])
     return {
         "BETTER_AUTH_URL": "https://a.example",
         **A.env,

@@ -23,15 +23,12 @@ from tests.federation.test_run import ROOT
 from workers import supervisor
 from workers.worker.events import WorkerEvent, WorkerEventKind
 
-MANUAL = (ROOT / "federation" / "README.md").read_text()
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
-def section(title: str) -> str:
-    """The text of a section of the manual."""
-    found = re.search(rf"^## {title}\n(.*?)(?=^## )", MANUAL, re.DOTALL | re.MULTILINE)
-    assert found is not None
-    return found[1]
+def page(name: str) -> str:
+    """The text of a page of the manual."""
+    return (ROOT / "docs" / f"{name}.md").read_text()
 
 
 def first_column(text: str) -> set[str]:
@@ -110,7 +107,7 @@ def test_every_log_event_is_in_the_manual() -> None:
     """And the manual lists no other."""
     in_code = logged_events() | supervisor_events() | worker_events()
     assert len(in_code) > 50
-    assert first_column(section("Log events")) == in_code
+    assert first_column(page("operate/log-events")) == in_code
 
 
 def metric_names() -> set[str]:
@@ -124,13 +121,13 @@ def metric_names() -> set[str]:
 
 def test_every_metric_is_in_the_manual() -> None:
     """And the manual lists no other."""
-    assert first_column(section("Metrics and probes")) == metric_names()
+    assert first_column(page("operate/metrics")) == metric_names()
 
 
 @pytest.mark.parametrize(("name", "generated"), [("states", f"```mermaid\n{states()}\n```"), ("failures", failures())])
 def test_what_becomes_of_deliveries_is_generated(name: str, generated: str) -> None:
     """The diagram of states and the table of failures are exactly what the code makes of its own tables."""
-    shown = re.search(f"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", MANUAL, re.DOTALL)
+    shown = re.search(f"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", page("understand/outcomes"), re.DOTALL)
     assert shown is not None
     assert shown[1] == generated
 
@@ -138,7 +135,7 @@ def test_what_becomes_of_deliveries_is_generated(name: str, generated: str) -> N
 def test_the_states_of_the_manual_are_the_states_there_are() -> None:
     """Every state is entered and left, every code has a row that says what happened, every reason says until when."""
     assert {state for state, _ in TRANSITIONS} - {None} == set(DeliveryState) == set(TRANSITIONS.values()) - {None}
-    text = section("What becomes of a delivery")
+    text = page("understand/outcomes")
     assert first_column(text) >= {*DeliveryState, *HoldReason}
     told = {
         code for cell in re.findall(r"^\| (`[A-Z][^|]*) \|", text, re.M) for code in re.findall("`([A-Z_]+)`", cell)
@@ -150,19 +147,22 @@ def test_the_plan_shows_every_floor() -> None:
     """The table of what lies where has the layers of the import contract, from the top to the bottom."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = [contract["layers"] for contract in contracts if contract.get("containers") == ["federation"]]
-    rows = re.findall(r"^\| (`.*?`) \|", section("The plan"), re.MULTILINE)
+    _, _, plan = (ROOT / "federation" / "README.md").read_text().partition("## The plan\n")
+    rows = re.findall(r"^\| (`.*?`) \|", plan.partition("\n## ")[0], re.MULTILINE)
     assert [re.findall(r"\w+", row) for row in rows] == [layer.split(" | ") for layer in layers]
 
 
 def test_every_setting_is_in_the_manual() -> None:
     """And the manual lists no other."""
-    listed = set(re.findall(r"`([A-Z][A-Z_]+)`", " ".join(re.findall(r"^\| (`[^|]*`) \|", section("Settings"), re.M))))
+    listed = set(
+        re.findall(r"`([A-Z][A-Z_]+)`", " ".join(re.findall(r"^\| (`[^|]*`) \|", page("operate/settings"), re.M)))
+    )
     assert listed == {name.upper() for name in Settings.model_fields}
 
 
 def test_the_manual_names_each_column_of_the_host_that_is_used() -> None:
     """And no other, so that a host knows what it has to keep."""
-    cells = re.findall(r"^\| (`(?:user|posts|blocks)\.[^|]*) \|", section("The host's tables"), re.MULTILINE)
+    cells = re.findall(r"^\| (`(?:user|posts|blocks)\.[^|]*) \|", page("embed/host-tables"), re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`([a-z_]+\.[a-z_]+)`", cell)}
     tables = HostTable.metadata.tables.values()
     used = {f"{table.name}.{column.name}" for table in tables for column in table.columns} - UNUSED
@@ -171,7 +171,7 @@ def test_the_manual_names_each_column_of_the_host_that_is_used() -> None:
 
 def test_the_manual_names_what_else_the_hosts_tables_have() -> None:
     """Keys and indexes that a host's later migrations find."""
-    text = section("The host's tables")
+    text = page("embed/host-tables")
     tables = HostTable.metadata.tables.values()
     names = [each.name for table in tables for each in (*table.foreign_key_constraints, *table.indexes)]
     assert [name for name in names if f"`{name}`" not in text] == []

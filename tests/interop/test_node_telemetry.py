@@ -8,8 +8,8 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, format_span_id, format_tra
 
 from tests.interop.peer import NodePeer
 from tests.workers.test_tracing import Traces
+from workers import QueueOptions
 from workers.metadata import TRACESTATE
-from workers.options import QueueOptions
 from workers.queue import Queue
 from workers.storage.bullmq import BullMQStorage
 from workers.testing.steps import PATIENCE

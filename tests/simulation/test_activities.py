@@ -5,13 +5,28 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from federation.activitypub.received import ATTEMPTS
 from federation.activitypub.signatures import SignatureKind
 from federation.runtime.nodes import set_aside_loaded
 from tests.simulation.invariants import judge, look, slowed_down
-from tests.simulation.plan import HOUR, MINUTE, Phase, Plan, PlannedDelivery, PlannedServer, Receiver, Trouble
+from tests.simulation.plan import (
+    HOUR,
+    MINUTE,
+    Death,
+    Kill,
+    Outage,
+    Phase,
+    Plan,
+    PlannedArrival,
+    PlannedDelivery,
+    PlannedServer,
+    Receiver,
+    Trouble,
+)
 from tests.simulation.records import Past, RowChange
 from tests.simulation.run import run_seed
 from tests.simulation.servers import server_url
@@ -64,6 +79,27 @@ def test_after_an_hour_one_goes_ahead_and_the_rest_follows_by_twos_and_fours(ful
     assert all(count == 1 for count in Counter(each.at for each in while_away).values())
     after = Counter(each.at for each in released if each.at > 2 * HOUR)
     assert [count for _, count in sorted(after.items())][:5] == [1, 1, 2, 4, 8]
+
+
+def test_what_others_send_while_the_queue_is_away_is_handled_once() -> None:
+    """It has no job, then; others have their process die over them, or raise until they have failed."""
+    plan = replace(
+        _hour(0),
+        outages=(Outage(HOUR - MINUTE, HOUR + MINUTE, of_queue=True),),
+        kills=(Kill(at=HOUR + 2 * MINUTE + 0.5, process=0, pause=5.0),),
+        arrivals=(
+            PlannedArrival(HOUR, 1),
+            *(PlannedArrival(HOUR + number, 2, raises=number) for number in (0, 2, 1)),
+            PlannedArrival(HOUR + 2 * MINUTE, 3, death=Death.BEFORE, again=HOUR + 3 * MINUTE),
+            PlannedArrival(HOUR + 2 * MINUTE, 4, death=Death.AFTER),
+            *(PlannedArrival(HOUR + 3 * MINUTE, 5, raises=number) for number in (ATTEMPTS, 0)),
+        ),
+    )
+    world = run_world(plan, look=look, judge=judge)
+
+    assert world.findings == []
+    assert len(world.stored) == len(plan.arrivals)
+    assert sum("* crash" in line for line in world.story.lines()) == 2
 
 
 def _hour(held: int) -> Plan:

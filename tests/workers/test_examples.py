@@ -211,11 +211,12 @@ async def _is(queue: Queue, job_id: str, state: JobState | None) -> bool:
 
 
 def test_every_example_is_run_and_small() -> None:
-    """By a test here, in `tests/test_readme.py`, `tests/federation/sync/test_examples.py` or `tests/acceptance`."""
+    """By a test here, in `tests/test_readme.py`, `tests/federation` (`sync` and `testing`) or `tests/acceptance`."""
     applications = {"django_app", "fastapi_app", "flask_app"}
     actors = {"activitypub_django", "activitypub_fastapi"}
     small = {*PRINTED, "once_per_key", "owe_delivery", "script", "sharded"}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == TEN | small | applications | actors
+    tests = {"activitypub_test", "flask_test"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == TEN | small | applications | actors | tests
     assert [name for name in sorted(small) if _lines(name) >= 40] == []
     assert [name for name in sorted(actors) if _lines(name) > 25] == []
     assert [name for name in sorted(TEN) if _lines(name) >= 15] == []
@@ -229,6 +230,6 @@ def _lines(name: str) -> int:
 
 
 def test_every_example_is_listed() -> None:
-    """Once, in the page beside them."""
-    listed = re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    """Once, in the page beside them: in a row, or at the beginning of a line or after a comma."""
+    listed = re.findall(r"(?:^\| |^|and )\[(\w+)\.py\]\(\1\.py\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.stem for path in EXAMPLES.glob("*.py"))

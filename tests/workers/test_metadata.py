@@ -134,3 +134,5 @@ def test_telemetry_that_is_none_is_ignored(told: object) -> None:
     """Any program may have written it; the job's other metadata is read all the same."""
     assert decode_options({"tm": told, "workersMeta": {"of": "ann"}}).meta == {"of": "ann"}
     assert decode_options({"tm": json.dumps({**TRACE, "baggage": "x" * 9_999}), "workersMeta": "junk"}).meta == TRACE
+    long = {**TRACE, "tracestate": "x" * 513}
+    assert decode_options({"tm": json.dumps(long)}).meta == {"traceparent": TRACE["traceparent"]}

@@ -245,8 +245,10 @@ async def test_prometheus_shows_backlog_and_oldest_wait() -> None:
 async def test_prometheus_shows_what_limits_keep_back() -> None:
     """By queue and limit, those that keep nothing back too; a limit that is removed has no number any more."""
     registry = CollectorRegistry()
-    limits = {"send": Limit(concurrency=1), "other": Limit(concurrency=1)}
-    queue = Queue(MemoryStorage(queue="mail"), options=QueueOptions(limits=limits))
+    queue = Queue(
+        MemoryStorage(queue="mail"),
+        options=QueueOptions(limits={"send": Limit(concurrency=1), "other": Limit(concurrency=1)}),
+    )
     gauges = QueueGauges(queue, registry=registry)
 
     def held(limit: str) -> float | None:
@@ -285,8 +287,10 @@ class Noted(JobMeter):
 
 async def _counted(meter: JobMeter) -> None:
     """Two jobs of one call and two alone were enqueued; one ended at its second attempt, one failed, one was lost."""
-    options = QueueOptions(observers=[meter], retry=RetryPolicy(initial=timedelta(0), jitter=0))
-    mail = Queue(MemoryStorage(queue="mail"), options=options)
+    mail = Queue(
+        MemoryStorage(queue="mail"),
+        options=QueueOptions(observers=[meter], retry=RetryPolicy(initial=timedelta(0), jitter=0)),
+    )
     removed = asyncio.Event()
 
     async def work(job: Job) -> None:

@@ -54,8 +54,8 @@ def test_the_table_names_cases_that_show_the_guarantee() -> None:
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    """The README's first example runs as it stands and delivers."""
-    finished = run_example(examples(README)["A program that runs"], tmp_path)
+    """The manual's queue runs as it stands and delivers."""
+    finished = run_example(examples(ENQUEUEING)["Queues and handlers"], tmp_path)
     assert "1 {'to': 'bob'}" in finished.stdout
 
 
@@ -79,6 +79,11 @@ def test_the_transaction_example_runs(tmp_path: Path) -> None:
     """The manual's handler ends its job with its own writes as shown, on the application's engine."""
     finished = run_example(examples(HANDLERS)["Jobs in your own transaction"], tmp_path)
     assert finished.stdout.split() == ["shipped", "paid"]
+
+
+def test_the_join_of_tasks_runs(tmp_path: Path) -> None:
+    """The manual's task gets the results of those before it as shown."""
+    assert run_example(examples(DEPENDENCIES)["A join of tasks"], tmp_path).stdout.split() == ["14"]
 
 
 def test_the_traces_example_runs(tmp_path: Path) -> None:
@@ -117,7 +122,7 @@ def test_the_examples_of_dependents_run(tmp_path: Path) -> None:
 
 def test_the_example_of_failed_jobs_runs(tmp_path: Path) -> None:
     """The manual's dead letters are told, read, exported and sent as it says."""
-    assert run_example(examples(FAILED)["Failed jobs"], tmp_path).stdout.splitlines() == [
+    assert run_example(examples(FAILED)["On a queue"], tmp_path).stdout.splitlines() == [
         "failed: mail-1 {'to': 'bob'} nobody is called bob",
         "attempt 1 of UnrecoverableError",
         *("exported: 1", "sent: 1", "queued"),
@@ -146,4 +151,4 @@ def test_a_storage_of_ones_own_is_certified_as_shown(tmp_path: Path) -> None:
 
 def test_a_producers_program_runs(tmp_path: Path) -> None:
     """The waiter has the result of a job that is kept for a millisecond."""
-    assert run_example(examples(ENQUEUEING)["Enqueueing"], tmp_path).stdout.splitlines() == ["soon forgotten"]
+    assert run_example(examples(ENQUEUEING)["On a queue"], tmp_path).stdout.splitlines() == ["soon forgotten"]

@@ -86,14 +86,17 @@ def test_a_function_of_the_attempt_and_the_error_decides() -> None:
     assert policy.delay(1, uniform=lambda low, high: 1) == timedelta(seconds=10)
 
 
-@pytest.mark.parametrize("answer", [None, "5", True, -1, float("nan"), float("inf"), timedelta(days=40_000), OSError()])
+@pytest.mark.parametrize(
+    "answer",
+    [None, "5", True, -1, float("nan"), float("inf"), timedelta(days=40_000), OSError(), SystemExit(3)],
+)
 def test_a_wrong_back_off_is_told_by_name_and_the_policy_decides(
     answer: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The attempt has to end all the same."""
 
     def hasty(attempt: int, error: BaseException) -> timedelta:
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer  # type: ignore[return-value]  # what is refused
 
@@ -108,8 +111,14 @@ async def test_a_job_brings_no_function_along() -> None:
     """What it brings along is stored; that of its task or worker is not."""
     with pytest.raises(ValueError, match="has no function; give that to the task or worker"):
         await Queue("memory://").enqueue(1, backoff=RetryPolicy(backoff=lambda attempt, error: 1))
-    with pytest.raises(TypeError, match="backoff is a function of the attempt and its error, not 5"):
+    with pytest.raises(TypeError, match="backoff is a plain function of the attempt and its error, not 5"):
         RetryPolicy(backoff=5)  # type: ignore[arg-type]  # what is refused
+
+    async def later(attempt: int, error: BaseException) -> int:
+        return 1
+
+    with pytest.raises(TypeError, match="backoff is a plain function"):
+        Tasks("memory://").task(backoff=later)(later)  # type: ignore[arg-type]  # likewise
 
 
 async def test_a_task_has_its_own_back_off() -> None:

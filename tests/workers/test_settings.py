@@ -9,18 +9,7 @@ from typing import Any
 import pytest
 
 from tests.workers.running import outcome
-from workers import (
-    Handler,
-    JobSpec,
-    Queue,
-    QueueOptions,
-    Retry,
-    RetryPolicy,
-    Snooze,
-    Tasks,
-    Worker,
-    WorkerOptions,
-)
+from workers import Handler, JobSpec, Queue, QueueOptions, Retry, RetryPolicy, Snooze, Tasks, Worker, WorkerOptions
 from workers.crons import Cron
 from workers.jobs import OutcomeKind
 from workers.storage.memory import MemoryStorage

@@ -21,13 +21,13 @@ from opentelemetry.trace import (
 )
 from sqlalchemy import create_engine
 
+from workers import QueueOptions
 from workers.chains import Continuation, continue_with
 from workers.errors import Retry, StorageError
 from workers.flows import FlowJob
 from workers.jobs import EnqueueResult, NewJob
 from workers.metadata import TRACEPARENT, TRACESTATE
 from workers.middlewares.opentelemetry import current_trace, links_of, trace_attempts
-from workers.options import QueueOptions
 from workers.queue import Queue
 from workers.specs import JobSpec
 from workers.storage.memory import MemoryStorage

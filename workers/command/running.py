@@ -19,7 +19,7 @@ from workers.command.durations import parse_duration
 from workers.command.problems import CommandError
 from workers.command.targets import working_queue
 from workers.errors import WorkersError
-from workers.foreground import logger, run_until_stopped, start_logging
+from workers.foreground import log_ready, run_until_stopped, start_logging
 from workers.middlewares import log_attempts
 from workers.queue import Queue
 from workers.storage.abilities import Pooled
@@ -266,7 +266,7 @@ class _Ready:
     def __call__(self, event: WorkerEvent) -> None:
         if event.kind is not WorkerEventKind.READY:
             return
-        logger.info("worker %s is ready for the queue %r", event.worker_id, event.queue)
+        log_ready(event)
         self._wanted -= 1
         if self._wanted == 0 and self._membership is not None:
             self._membership.tell_ready(self._introduction)

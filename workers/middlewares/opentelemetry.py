@@ -26,7 +26,7 @@ from workers.jobs import NewJob
 from workers.metadata import MAX_META_VALUE_BYTES, TRACE_NAMES, TRACEPARENT
 from workers.middlewares.metrics import JobMeter
 from workers.middlewares.outcome import Outcome, outcome_of
-from workers.worker.handlers import AttemptContext, Job, Next
+from workers.worker.handlers import AttemptContext, Job, Middleware, Next
 
 _ENDED_WELL: Final = frozenset({Outcome.COMPLETED, Outcome.RELEASED, Outcome.SNOOZED, Outcome.SUSPENDED})
 _W3C: Final = TraceContextTextMapPropagator()
@@ -34,7 +34,7 @@ _W3C: Final = TraceContextTextMapPropagator()
 _SYSTEM: Final = {"messaging.system": "workers"}
 
 
-def trace_attempts(provider: TracerProvider | None = None) -> Tracing:
+def trace_attempts(provider: TracerProvider | None = None) -> Middleware:
     """Make a middleware that records every enqueue and every attempt as spans of `provider` (default: the global one).
 
     Kinds, names and attributes follow the semantic conventions for messaging; `workers.job.*` are ours. A failure sets

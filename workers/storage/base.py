@@ -175,7 +175,7 @@ class Storage(Protocol):
 
         Raises:
             UnknownDependency: a new job would have to follow an unknown one with `after_failure` `fail`. Nothing was
-            stored. With `run` an unknown job counts as ended.
+                stored. With `run` an unknown job counts as ended.
         """
 
     async def claim(self, worker_id: str, *, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:

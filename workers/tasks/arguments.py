@@ -6,6 +6,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -185,6 +186,10 @@ class Arguments:
         bound = self._signature.bind(**payload).arguments
         return {name: self._load(name, value) for name, value in bound.items()}
 
+    def completed(self, data: object) -> object:
+        """Return the arguments in a payload with the defaults of those it leaves out, in JSON's types."""
+        return {**self._defaults, **data} if isinstance(data, dict) else data
+
     def dump_result(self, result: object) -> object:
         """Return what the function returned in JSON's types; a continuation stays one."""
         return result if self.result is None or isinstance(result, Continuation) else self.result.dump(result)
@@ -201,6 +206,16 @@ class Arguments:
     @cached_property
     def _codecs(self) -> Mapping[str, Codec]:
         return {name: codec_of(self._hints[name]) for name in self._signature.parameters}
+
+    @cached_property
+    def _defaults(self) -> Mapping[str, object]:
+        """The defaults that could be given as arguments; others are no values that anything is compared by."""
+        found: dict[str, object] = {}
+        for name, parameter in self._signature.parameters.items():
+            if parameter.default is not inspect.Parameter.empty:
+                with suppress(TypeError, ValueError):
+                    found[name] = self._dump(name, self._load(name, parameter.default))
+        return found
 
     @cached_property
     def _hints(self) -> Mapping[str, Any]:  # Any: see `codecs.Hint`

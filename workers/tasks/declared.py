@@ -36,10 +36,15 @@ class Task:
         """
         if self.key is None:
             return None
+        data = self.completed(data)
         value = data.get(self.key) if isinstance(data, Mapping) else None
         if value is None or value == "":
             raise ValueError(f"task {self.name!r}: its limit is per {self.key!r}, which these data lack")
         return str(value)
+
+    def completed(self, data: object) -> object:
+        """Return the data as a run will have them, for what keys are made of."""
+        return data
 
     @property
     def says_why(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypedDict
 
@@ -28,6 +28,7 @@ class TaskOptions(TypedDict, total=False):
     ordering_key: str | None
     after: Iterable[str | JobRef]
     after_failure: AfterFailure
+    meta: Mapping[str, str] | None
     connection: object | None
 
 
@@ -48,6 +49,7 @@ class CallOptions:
     ordering_key: str | None = None
     after: Iterable[str | JobRef] = ()
     after_failure: AfterFailure = AfterFailure.FAIL
+    meta: Mapping[str, str] | None = field(default=None, repr=False)
     connection: object | None = None
 
     def __post_init__(self) -> None:
@@ -79,7 +81,7 @@ class CallOptions:
         if mode is None:
             return None
         if key is None and unique is not None:
-            key = key_of_data(task.name, unique, items)
+            key = key_of_data(task.name, unique, [task.completed(data) for data in items])
         assert key is not None
         period = self.deduplication_ttl or (unique and unique.period) or usual
         return TakenKey(scope_of(task.name, key), mode, as_duration("deduplication_ttl", period))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -108,7 +108,11 @@ class QueueTasks:
         return self._queue.payload_serde
 
     async def enqueue(
-        self, messages: Sequence[TaskMessage], options: EnqueueOptions, connection: object | None = None
+        self,
+        messages: Sequence[TaskMessage],
+        options: EnqueueOptions,
+        connection: object | None = None,
+        meta: Mapping[str, str] | None = None,
     ) -> str | None:
         deduplication = _deduplication(options)
         specs = [
@@ -124,6 +128,7 @@ class QueueTasks:
                 deduplication=deduplication,
                 after=options.after,
                 after_failure=options.after_failure,
+                meta=meta,
             )
             for message in messages
         ]

@@ -18,7 +18,7 @@ from workers.checks import MAX_ATTEMPTS, as_duration, check_text, new_id
 from workers.crons import Missed
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
-from workers.foreground import run_until_stopped, start_logging
+from workers.foreground import log_ready, run_until_stopped, start_logging
 from workers.jobs import EnqueueStatus
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.limits import Limit
@@ -32,13 +32,14 @@ from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME, Storage
 from workers.sync import SyncQueue
 from workers.tasks.arguments import takes_only_job
-from workers.tasks.declared import Task, Validate, validated
+from workers.tasks.declared import Task, Validate
+from workers.tasks.gathering import gathering, joining
 from workers.tasks.in_memory import InMemory, queue_in_memory
 from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.options import CallOptions, TaskOptions
 from workers.tasks.queue import QueueTasks, TaskMessage, TaskQueue
 from workers.tasks.runs import TaskRuns, Times, no_data, recur
-from workers.tasks.typed import Declare, TypedTask, typed_task
+from workers.tasks.typed import Declare, EnqueuedTask, TypedTask, typed_task
 from workers.tasks.unique import TakenKey, Uniqueness, as_period, as_unique
 from workers.worker.handlers import Handler, Job
 
@@ -110,6 +111,7 @@ class Tasks:
         self._closed = deduplication_fallback == "closed"
         self._runs = TaskRuns(self._queue, retry or RetryPolicy())
         self._tasks: dict[str, Task] = {}
+        self._served: dict[str, Handler] = {}
         self._memory: InMemory | None = None
         self._plain: SyncQueue | None = None
         self._entered: list[Queue] = []
@@ -131,8 +133,8 @@ class Tasks:
     def sync(self) -> SyncQueue:
         """The queue for code without `async`: threads, scripts, Flask, Django; tasks have `task.sync.enqueue(...)`.
 
-        Of tasks that were given a URL it may be used beside the asynchronous calls. Otherwise it is the one queue
-        that there is, for one of them.
+        Of tasks that were given a URL, but not `memory://`, it may be used beside the asynchronous calls. Otherwise it
+        is the one queue that there is, for one of them.
         """
         if self._memory is not None or self._url is None or self.queue.storage.capabilities.processes == "one":
             return SyncQueue.over(self.queue)
@@ -332,6 +334,8 @@ class Tasks:
             raise Unsupported(f"task {name!r}: its queue lets no job follow others; leave `after` out")
         if chosen.priority and not getattr(queue, "native_priorities", False):
             raise Unsupported(f"task {name!r}: its queue has no priorities; leave `priority` out")
+        if chosen.meta and self._own is None:
+            raise Unsupported(f"task {name!r}: only a queue of this package keeps metadata; leave `meta` out")
         if chosen.connection is not None and self._own is None:
             raise Unsupported(f"task {name!r}: only a queue of this package joins transactions; leave `connection` out")
         mode = chosen.mode_of(task)
@@ -391,7 +395,34 @@ class Tasks:
             deduplication=None if key is None else Deduplication(key=key.text, mode=key.mode, ttl=key.lasting),
             after=chosen.after,
             after_failure=chosen.after_failure,
+            meta=chosen.meta,
         )
+
+    async def gather(
+        self,
+        specs: Iterable[JobSpec],
+        *,
+        then: TypedTask[Concatenate[Any, ...], R],
+        connection: object | None = None,
+    ) -> EnqueuedTask[R]:
+        """Enqueue these jobs, and `then` with their results: `await app.gather([a.spec(1), b.spec(2)], then=c)`.
+
+        It runs once all have completed, and fails if one of them does not. Its first argument is the list of what they
+        gave, in their order; others need defaults. All are enqueued in one step, with a `connection` in that
+        transaction. A result that is gone, or that its type refuses, fails it with an error that names the job.
+
+        Raises:
+            Unsupported: a queue of others, or one on which no job waits for others; a `connection` on one without
+                transactions.
+            TypeError, ValueError: a spec that is none, is there twice, follows jobs, or has a deduplication key; a task
+                that takes no list. Nothing was stored.
+            StorageUnavailable: the queue did not answer.
+        """
+        self._check_ours(then)
+        done = await gathering(specs, then).enqueue(self.queue, connection)
+        if self._memory is not None:
+            await self._memory.note_enqueue()
+        return EnqueuedTask(id=done.id, status=done.status, owner=self, arguments=then.arguments)
 
     def check(self, name: str, data: object) -> None:
         """Check decoded data for a run of the task of that name, if there is one.
@@ -408,7 +439,7 @@ class Tasks:
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
-        return {name: replace(task.handler, fn=validated(task)) for name, task in self._tasks.items()}
+        return {name: replace(task.handler, fn=joining(task)) for name, task in self._tasks.items()}
 
     @contextmanager
     def in_memory(self, *, eager: bool = False) -> Iterator[InMemory]:
@@ -432,8 +463,9 @@ class Tasks:
         Raises:
             Unsupported: it is none of this package.
         """
+        self._served.update(self.handlers())  # the queue reads it anew for each worker, with tasks declared since
         if not self.queue.has_handlers:
-            self.queue.execute(self.handlers())
+            self.queue.execute(self._served)
         return self.queue
 
     def run(self, *, concurrency: int | None = None, grace: timedelta | float | None = None) -> None:
@@ -450,10 +482,12 @@ class Tasks:
     async def _work(self, concurrency: int | None, grace: timedelta | float | None) -> None:
         queue = self.working_queue()
         await queue.make_tables()
-        await run_until_stopped([queue.worker(concurrency=concurrency, grace=grace, middlewares=[log_attempts])])
+        around = [log_attempts]
+        worker = queue.worker(concurrency=concurrency, grace=grace, observers=[log_ready], middlewares=around)
+        await run_until_stopped([worker])
 
     async def __aenter__(self) -> Self:
-        """Run a worker beside whatever the block does, which may enqueue to it."""
+        """Run a worker beside whatever the block does, which may enqueue to it; the outermost block's end stops it."""
         queue = self.working_queue()
         await queue.start()
         self._entered.append(queue)
@@ -462,7 +496,9 @@ class Tasks:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._entered.pop().stop()
+        queue = self._entered.pop()
+        if queue not in self._entered:
+            await queue.stop()
 
     def enqueue_plain(self, specs: Sequence[JobSpec], connection: object | None = None) -> list[Enqueued]:
         """Enqueue specs of tasks from code without `async`; see `workers.sync.Queue.enqueue_many`."""
@@ -503,8 +539,8 @@ class Tasks:
     async def _dispatch(self, messages: list[TaskMessage], chosen: CallOptions, key: TakenKey | None) -> str | None:
         """Enqueue the messages and return None, or return the id of the job that has the key already."""
         enqueue = partial(self._queue.enqueue, messages)
-        if chosen.connection is not None and isinstance(self._queue, QueueTasks):
-            enqueue = partial(self._queue.enqueue, messages, connection=chosen.connection)
+        if isinstance(self._queue, QueueTasks):
+            enqueue = partial(self._queue.enqueue, messages, connection=chosen.connection, meta=chosen.meta)
         if key is None:
             return await enqueue(chosen.for_queue())
         if self._queue.native_deduplication:

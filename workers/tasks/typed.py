@@ -81,6 +81,10 @@ class TypedTask(Task, Generic[P, R]):
     owner: Owner
     arguments: Arguments
 
+    def completed(self, data: object) -> object:
+        """Return the data with the defaults of the function's arguments."""
+        return self.arguments.completed(data)
+
     @property
     def says_why(self) -> bool:
         """Whether a refusal may be shown: it names the argument, and does not quote it."""
@@ -121,6 +125,10 @@ class TypedTask(Task, Generic[P, R]):
     def options(self, **options: Unpack[TaskOptions]) -> TaskCall[P, R]:
         """Return the same with these options: `await digest.options(delay=timedelta(hours=1)).enqueue(user_id=3)`."""
         return TaskCall(self, options)
+
+    def spec(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
+        """See `TaskCall.spec`."""
+        return TaskCall(self, {}).spec(*args, **kwargs)
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now with checked arguments, as a worker would, but without a queue or a job.

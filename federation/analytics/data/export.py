@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow.parquet
 from py4j.protocol import Py4JJavaError
@@ -33,6 +33,7 @@ from federation.analytics.data.database import has_attempts, oldest_attempt
 from federation.analytics.data.directories import replace_directory, staging_in
 from federation.analytics.data.results import local, readable
 from federation.analytics.data.snapshots import Place, Snapshot
+from federation.analytics.data.source import SourceTables
 from federation.analytics.data.stored_files import UNKNOWN
 from federation.analytics.days import DAY, FIRST_DAY, midnight, utc_day
 from federation.analytics.errors import AnalyticsError, first_cause
@@ -62,21 +63,6 @@ _FUTURE: Final = timedelta(days=1)
 _EXPORTED_ON: Final = "_exported_on"
 
 
-class Tables(Protocol):
-    """The tables of one database."""
-
-    @property
-    def url(self) -> str: ...
-
-    def read(self, table: str, *, since: datetime | None = None, until: datetime | None = None) -> DataFrame:
-        """Return the rows from `since` up to, not including, `until`, as a frame of the table's schema in `frames`."""
-        ...
-
-    def snapshot(self, table: str, target: Path) -> None:
-        """Write the whole table, one of those that stay small, as Parquet files to the directory `target`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """What lies in the directory after an export; `attempts` counts them by day, for days in `window` with any."""
@@ -94,7 +80,7 @@ class Export:
 
 
 def export(
-    tables: Tables,
+    tables: SourceTables,
     directory: Path,
     *,
     since: date | None = None,
@@ -120,7 +106,7 @@ def export(
             _stage_attempts(tables, staging / ATTEMPTS, window, today)
             for name, table in SNAPSHOTS.items():
                 told(f"reading {name}")
-                tables.snapshot(table, staging / name)
+                tables.read(table).write.parquet(local(staging / name))
         except (PySparkException, Py4JJavaError, SQLAlchemyError) as error:
             raise AnalyticsError(f"the export failed, all exports stay as they were: {first_cause(error)}") from error
         told("putting the exports in place")
@@ -194,14 +180,14 @@ def _remove_old(directory: Path, today: date, keep_days: int | None) -> tuple[da
     return removed
 
 
-def _stage_attempts(tables: Tables, staging: Path, window: Window, today: date) -> None:
+def _stage_attempts(tables: SourceTables, staging: Path, window: Window, today: date) -> None:
     """Write all days in one pass, each to a directory of its own."""
     rows = attempts_of(tables, window, today)
     if rows is not None:
         rows.write.partitionBy("day").parquet(local(staging))
 
 
-def attempts_of(tables: Tables, window: Window, today: date) -> DataFrame | None:
+def attempts_of(tables: SourceTables, window: Window, today: date) -> DataFrame | None:
     """Return the attempts of the window and those of impossible times, with the `day` of each; None if there are none.
 
     The day is null where the time is impossible.
@@ -212,7 +198,7 @@ def attempts_of(tables: Tables, window: Window, today: date) -> DataFrame | None
     return functools.reduce(DataFrame.union, parts) if parts else None
 
 
-def _dated(tables: Tables, since: date | None, until: date | None) -> DataFrame:
+def _dated(tables: SourceTables, since: date | None, until: date | None) -> DataFrame:
     frame = tables.read("delivery_attempts", since=_midnight(since), until=_midnight(until))
     return frame.withColumn("day", utc_day("started_at") if since and until else F.lit(None).cast("date"))
 
@@ -282,7 +268,7 @@ def _keep_lost(fresh: Path, exported: Path) -> int:
     before, now = (spark.read.schema(frames.ATTEMPTS).parquet(readable(place)) for place in (exported, fresh))
     lost = before.where(F.col("id").isNotNull()).join(now.select("id"), "id", "left_anti").select(*before.columns)
     staged = fresh.with_name(f"lost-{fresh.name}")
-    lost.coalesce(1).write.parquet(local(staged))
+    lost.write.parquet(local(staged))
     rows = count_rows(staged)
     for file in staged.glob("*.parquet") if rows else ():
         file.rename(fresh / f"lost-{file.name}")

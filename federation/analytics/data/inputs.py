@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     from federation.analytics.data.snapshots import Place
 
+_FOOTERS_AT_ONCE: Final = 16
+"""Read from a mount, each of them is a trip or two."""
 _WHAT_MAKES_THEM: Final = "`federation analytics export` and scripts/generate_attempts.py make them"
 _IDS: Final = StructType([frames.ATTEMPTS["id"]])
 
@@ -93,8 +97,8 @@ def _read(spark: SparkSession, schema: StructType, *directories: Path) -> DataFr
     if not files:
         return frames.no_rows(spark, schema)
     expected = to_arrow_schema(schema)
-    for file in files:
-        _check(file, expected)
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+        list(pool.map(functools.partial(_check, expected=expected), files))
     return spark.read.schema(schema).parquet(*(readable(file) for file in files))
 
 

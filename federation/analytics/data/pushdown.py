@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 from sqlalchemy import ColumnElement, DateTime, column, literal
 
-Bound: TypeAlias = int | datetime
+Bound: TypeAlias = int | str | datetime
 
 _SECOND: Final = timedelta(seconds=1)
 

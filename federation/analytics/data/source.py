@@ -16,18 +16,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-import pyarrow.parquet
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from federation.analytics.data.python_workers import SparesWorker, spare_worker
 from federation.analytics.data.registered import register_once
-from federation.analytics.data.tables import TABLES, TablePart, TableReader, table_of
+from federation.analytics.data.tables import TABLES, TableReader, table_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
 
 _SHIPPED: Final = (
@@ -78,15 +74,6 @@ class SourceTables:
         """Read the table as `read_table` does."""
         register(self.spark)
         return read_table(self.spark, self.url, table, since=since, until=until, partitions=self.partitions)
-
-    def snapshot(self, table: str, target: Path) -> None:
-        """Write the table in this process, a batch at a time: Spark would take longer to start than this takes."""
-        schema = TABLES[table].schema
-        reader = TableReader({"url": self.url, "table": table}, schema)
-        target.mkdir(parents=True)
-        with pyarrow.parquet.ParquetWriter(target / "part-0.parquet", to_arrow_schema(schema)) as writer:
-            for batch in reader.read(TablePart()):
-                writer.write_batch(batch)
 
 
 def register(spark: SparkSession) -> None:

@@ -21,7 +21,6 @@ from federation.analytics.data.export import (
     SNAPSHOTS,
     STORED_UNDATED,
     Export,
-    Tables,
     attempts_of,
     exported_days,
     outdated_days,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from federation.analytics.data.snapshots import Snapshot
+    from federation.analytics.data.source import SourceTables
     from federation.analytics.data.stored_files import DataFile
     from federation.analytics.frames import Window
 
@@ -44,7 +44,7 @@ _UNDATED: Final = f"{ATTEMPTS}/{STORED_UNDATED}"
 
 
 def export_to_store(
-    tables: Tables,
+    tables: SourceTables,
     spark: SparkSession,
     exports: Snapshot,
     *,
@@ -116,7 +116,7 @@ def _lost(fresh: Sequence[DataFile], spark: SparkSession, exports: Snapshot, pla
         return ()
     stored, now = (exports.read_files(spark, frames.ATTEMPTS, files) for files in (before, fresh))
     lost = stored.where(sf.col("id").isNotNull()).join(now.select("id"), "id", "left_anti").select(*stored.columns)
-    return exports.write(lost.coalesce(1), place).get(place, ())
+    return exports.write(lost, place).get(place, ())
 
 
 def _rotate_servers(exports: Snapshot, today: date) -> None:

@@ -33,7 +33,7 @@ from federation.analytics.data.registered import register_once
 from federation.analytics.data.store_urls import StoreUrl, open_objects, parse_store_url
 
 if TYPE_CHECKING:
-    from obstore import WritableFile
+    from obstore import ReadableFile, WritableFile
     from obstore.store import ObjectStore
     from pyspark.sql import DataFrame, SparkSession
 
@@ -203,7 +203,7 @@ def _read_piece(objects: ObjectStore, piece: Piece, expected: pyarrow.Schema) ->
     import obstore
 
     name, first, end = piece
-    file = obstore.open_reader(objects, name, buffer_size=READ_BYTES)
+    file = _Input(obstore.open_reader(objects, name, buffer_size=READ_BYTES))
     with pyarrow.parquet.ParquetFile(file, pre_buffer=True) as read:
         there = [column for column in expected.names if column in read.schema_arrow.names]
         groups = range(first, end) if end else None
@@ -270,8 +270,17 @@ class FilesWriter(SparesWorker, DataSourceArrowWriter):
             yield f"{self._name}/{self._column}={text}", batch.filter(chosen)
 
 
+class _Input:
+    """What pyarrow reads from; obstore's own is a closed file to it."""
+
+    closed = False
+
+    def __init__(self, file: ReadableFile) -> None:
+        self.read, self.seek, self.tell = file.read, file.seek, file.tell
+
+
 class _Output:
-    """What pyarrow writes to; obstore's own is no file to it."""
+    """What pyarrow writes to; obstore's own is a closed file to it."""
 
     closed = False
 

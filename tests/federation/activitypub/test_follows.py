@@ -332,6 +332,15 @@ async def test_only_who_was_asked_answers(meeting: Meeting, name: str, state: Fo
     assert await meeting.rows() == {("bob", "following"): (state, made["id"])}
 
 
+@pytest.mark.parametrize("name", ["Follow", "Undo", "Accept", "Reject"])
+async def test_what_no_database_holds_is_about_nothing(meeting: Meeting, name: str) -> None:
+    """PostgreSQL takes no NUL: nobody waits for one that will never be handled, and nobody is told of it."""
+    made = await meeting.asks()
+    for thing in (f"{ALICE}\0", {"type": "Follow", "id": "\0", "actor": f"{ALICE}\0", "object": f"{ALICE}\0"}):
+        await meeting.receives({"id": f"{meeting.bob}/1", "type": name, "object": thing})
+    assert await meeting.rows() == {("bob", "following"): (PENDING, made["id"])}
+
+
 async def test_what_was_accepted_may_be_rejected_later_and_not_the_other_way(meeting: Meeting) -> None:
     """By a Reject servers remove their followers. An Accept that comes again revives nothing."""
     made = await meeting.asks()

@@ -35,6 +35,11 @@ def incoming(**members: object) -> IncomingActivity:
         ({"id": NOTE, "attributedTo": ELSEWHERE}, False),
         ({"attributedTo": [{"id": BOB}, ELSEWHERE]}, False),
         ({"id": NOTE, "actor": ELSEWHERE}, False),
+        ({"id": [ELSEWHERE]}, False),
+        ({"id": {"id": ELSEWHERE}}, False),
+        ({"id": NOTE, "attributedTo": [[ELSEWHERE]]}, False),
+        ({"id": NOTE, "attributedTo": {"id": [ELSEWHERE]}}, False),
+        ({"id": None, "attributedTo": None}, True),
     ],
 )
 def test_an_actor_speaks_for_its_own_origin(thing: object, may: bool) -> None:

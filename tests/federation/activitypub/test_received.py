@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 from sqlalchemy import Connection, select, text
+from sqlalchemy.exc import DataError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlmodel import col
@@ -454,6 +455,15 @@ async def test_what_others_cannot_be_asked_about_now_is_nobodys_failure(arriving
     arriving.own.refuses = None
     assert await arriving.run("b") is None
     assert set((await arriving.states()).values()) == {ReceivedState.DONE}
+
+
+async def test_what_the_database_does_not_hold_fails_as_any_other(arriving: Arriving) -> None:
+    """It would never pass, however long it waited: so a stranger would keep a job for ever."""
+    arriving.own.refuses = DataError("SELECT", {}, ValueError("a text with a NUL"))
+    await arriving.arrives("a")
+    pauses = [await arriving.run("a") for _ in range(ATTEMPTS)]
+    assert pauses[-1] is None
+    assert await arriving.states() == {"a": ReceivedState.FAILED}
 
 
 async def store_without_job(arriving: Arriving, name: str) -> None:

@@ -44,7 +44,6 @@ def test_no_other_command_imports_spark() -> None:
         pytest.param(["run", "--until", "2999-01-01"], "is after tomorrow", id="to-come"),
         pytest.param(["export", "--until", "2999-01-01"], "is after tomorrow", id="export-to-come"),
         pytest.param(["run", "--since", "2025-03-02", "--until", "2025-03-02"], "is not after --since", id="order"),
-        pytest.param(["export", "--jdbc", "none.jar"], "there is no file none.jar", id="jar"),
         pytest.param(["export", "--database", "mysql://x/y"], "backend 'mysql' is not supported", id="backend"),
         pytest.param(["export"], "no .env and no database here", id="no-database"),
         pytest.param(["run", "--input", "oss://bucket/in"], "oss:// cannot be served", id="scheme-in"),

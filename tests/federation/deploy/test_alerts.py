@@ -76,5 +76,7 @@ async def test_a_wrong_name_would_be_found(exposed: Exposed) -> None:
 
 def test_the_manual_lists_the_alerts() -> None:
     """All of them, and no other."""
-    listed = re.findall(r"^\| `(Federation\w+)` \|", (ROOT / "federation" / "README.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^\| `(Federation\w+)` \|", (ROOT / "docs" / "operate" / "metrics.md").read_text(), re.MULTILINE
+    )
     assert listed == [rule["alert"] for rule in rules()]

@@ -109,7 +109,7 @@ async def test_a_script_owes_a_delivery(
 
 
 @on_places
-@pytest.mark.parametrize("page", ["README.md", "federation/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/embed/plain-code.md"])
 async def test_what_a_page_shows_is_taken(receiver: Receiver, engine: Engine, page: str, tmp_path: Path) -> None:
     """Each of its programs that owes something to other servers."""
     shown = [
@@ -131,7 +131,7 @@ def test_every_program_that_owes_is_run_here() -> None:
     pages = [*ROOT.glob("*.md"), *(page for folder in PAGES for page in (ROOT / folder).rglob("*.md"))]
     blocks = {page: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in pages}
     assert {str(page.relative_to(ROOT)) for page, shown in blocks.items() if any(map(OWES.search, shown))} == {
-        *("README.md", "federation/README.md")
+        *("README.md", "docs/embed/plain-code.md")
     }
 
 

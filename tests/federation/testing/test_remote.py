@@ -12,6 +12,7 @@ import pytest
 from db import DeliveryState
 from federation import activitypub
 from federation.activitypub.handlers import HANDLERS, IncomingActivity
+from federation.activitypub.received import ATTEMPTS
 from federation.activitypub.signatures import SignatureKind, sign
 from federation.testing import FakeRemote, FederationNode, NotTaken, RemoteAnswer, Trouble
 from federation.testing.network import ENDLESS
@@ -191,6 +192,9 @@ async def test_an_application_that_shows_no_actor_is_told_so(
     )
     with pytest.raises(NotTaken, match="404"):
         await remote.follow(alice)
+    await federation_node.deliver(within=HOUR)
+    [owed] = federation_node.owed()
+    assert "does not show the actor's key by our public name" in str(owed.error)
 
 
 async def test_nothing_leaves_the_machine(federation_node: FederationNode) -> None:
@@ -236,6 +240,26 @@ async def test_what_a_function_raises_is_raised(federation_node: FederationNode,
         await federation_node.receive()
         federation_node.clock.advance(timedelta(minutes=1))
     assert len(called) == 2
+
+
+async def test_the_last_failure_of_one_is_raised_beside_the_first_of_another(
+    federation_node: FederationNode, remote: FakeRemote
+) -> None:
+    """None hides another, though the job that has tried an activity for the last time ends without an error."""
+
+    @HANDLERS.on("FailingAgain")
+    async def fail(_: object, activity: IncomingActivity, actor: str) -> None:
+        raise LookupError(activity.object)
+
+    await remote.send({"type": "FailingAgain", "object": "first"})
+    for number in range(ATTEMPTS):
+        if number == ATTEMPTS - 1:
+            await remote.send({"type": "FailingAgain", "object": "second"}, by=remote.actor("carol"))
+        with pytest.raises(ExceptionGroup) as caught:
+            await federation_node.receive()
+        federation_node.clock.advance(timedelta(minutes=3))
+    told = sorted(str(each) for each in caught.value.exceptions)
+    assert told == [f"LookupError: first (attempt {ATTEMPTS})", "second"]
 
 
 async def test_the_node_believes_no_forgery(federation_node: FederationNode, remote: FakeRemote) -> None:

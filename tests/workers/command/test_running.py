@@ -155,10 +155,10 @@ async def test_more_processes_than_the_server_admits_are_refused(shop: Shop, pos
 async def test_the_program_of_the_manual_is_run(shop: Shop) -> None:
     """Its commands make the tables, and run a job that another command enqueues."""
     (shop.folder / "shop.py").write_text(examples(COMMANDS)["Run workers"])
-    assert await shop.ended(shop.start("migrate", "shop:queue")) == 0
-    worker = shop.start("run", "shop:queue")
+    assert await shop.ended(shop.start("migrate", "shop:app")) == 0
+    worker = shop.start("run", "shop:app", "--grace", "30s")
     await shop.until_ready(1)
-    enqueue = ("enqueue", "shop:queue", '{"to": "bob"}', "--name", "send")
+    enqueue = ("enqueue", "shop:app", '{"to": "bob"}', "--name", "send")
     assert await shop.ended(shop.start(*enqueue, "--wait", "2m")) == 0
     assert worker.poll() is None
     assert "(send) attempt 1 of 3: completed after" in shop.log

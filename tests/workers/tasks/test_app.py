@@ -64,6 +64,39 @@ async def test_a_url_is_enough(url: str, tmp_path: Path) -> None:
     assert await first.result(PATIENCE) == 2
 
 
+async def test_tasks_declared_between_two_blocks_are_run_by_the_second() -> None:
+    """The queue has the tasks that there are when a worker begins."""
+    app = Tasks("memory://")
+
+    @app.task
+    async def one() -> int:
+        return 1
+
+    async with app:
+        assert await (await one.enqueue()).result(PATIENCE) == 1
+
+    @app.task
+    async def two() -> int:
+        return 2
+
+    async with app:
+        assert await (await two.enqueue()).result(PATIENCE) == 2
+
+
+async def test_a_block_in_another_leaves_its_worker() -> None:
+    """As of a test's fixture, and of the program that it tests."""
+    app = Tasks("memory://")
+
+    @app.task
+    async def one() -> int:
+        return 1
+
+    async with app:
+        async with app:
+            pass
+        assert await (await one.enqueue()).result(PATIENCE) == 1
+
+
 async def test_a_storage_and_a_queue_are_taken_too(tmp_path: Path) -> None:
     """A storage alone gets its tables; a queue is left as it was made."""
     url = f"sqlite:///{tmp_path}/jobs.db"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -128,6 +129,25 @@ async def test_coroutines_enqueue_with_their_transaction(app: Tasks, welcome: Ty
     await engine.dispose()
 
 
+def test_how_its_owner_reads_rows_is_nothing_to_a_connection(
+    app: Tasks, welcome: TypedTask[[int], int], engine: Engine
+) -> None:
+    """As dicts, for example: the job is there all the same, and the owner reads as before."""
+    lent: sqlite3.Connection | psycopg.Connection[dict[str, object]]
+    if engine.dialect.name == "sqlite":
+        lent = sqlite3.connect(str(engine.url.database))
+        lent.row_factory = lambda cursor, row: dict(zip((each[0] for each in cursor.description), row, strict=True))
+    else:
+        url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        lent = psycopg.connect(url, row_factory=dict_row)
+    assert welcome.sync.enqueue(1, connection=lent).status is EnqueueStatus.QUEUED
+    assert welcome.sync.enqueue(1, connection=lent).status is EnqueueStatus.DUPLICATE
+    assert lent.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+    lent.commit()
+    lent.close()
+    assert app.sync.counts()[JobState.QUEUED] == 1
+
+
 def test_another_database_and_what_is_no_transaction_are_told(welcome: TypedTask[[int], int], tmp_path: Path) -> None:
     """Before anything is written there."""
     other = create_engine(f"sqlite:///{tmp_path}/other.db")
@@ -142,6 +162,24 @@ def test_another_database_and_what_is_no_transaction_are_told(welcome: TypedTask
         welcome.sync.enqueue(1, connection="jobs.db")
     with pytest.raises(ValueError, match="user_id"):
         welcome.sync.enqueue("secret", connection=lite)
+
+
+async def test_an_engine_in_autocommit_has_no_transaction(
+    app: Tasks, welcome: TypedTask[[int], int], engine: Engine, url: str
+) -> None:
+    """A rollback would leave the job: it is refused, however the engine came by its isolation level."""
+    scheme = "sqlite+aiosqlite" if url.startswith("sqlite") else "postgresql+psycopg"
+    other = create_async_engine(f"{scheme}:{url.partition(':')[2]}", isolation_level="AUTOCOMMIT")
+    async with other.connect() as connection, AsyncSession(other) as session:
+        for caller in (connection, session):
+            with pytest.raises(ValueError, match="in autocommit; begin a transaction"):
+                await welcome.enqueue(1, connection=caller)
+    await other.dispose()
+    plain = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    with plain, pytest.raises(ValueError, match="in autocommit; begin a transaction"):
+        welcome.sync.enqueue(1, connection=plain)
+    assert not any((await app.queue.counts()).values())
+    await app.queue.stop()
 
 
 async def test_a_queue_of_one_loop_is_for_one_kind_of_code() -> None:

@@ -51,6 +51,23 @@ async def test_the_same_arguments_count_once_in_a_period(app: Tasks, clock: Manu
     assert (await digest.enqueue(2, {})).status is QUEUED
 
 
+async def test_a_default_is_an_argument_like_one_that_is_given(app: Tasks) -> None:
+    """For what is compared, by all arguments or some, and for the key of a limit; one that does not fit is none."""
+
+    @app.task(unique=True)
+    async def digest(user_id: int, zone: str = "UTC", since: int = None) -> None: ...  # type: ignore[assignment] # noqa: RUF013 - programs have it
+
+    @app.task(unique=Unique(keys=["zone"]), rate="9/s", key="zone")
+    async def report(user_id: int, zone: str = "UTC") -> None: ...
+
+    assert (await digest.enqueue(1)).status is QUEUED
+    assert (await digest.enqueue(1, "UTC")).status is DUPLICATE
+    assert (await digest.enqueue(1, "CET")).status is QUEUED
+    assert (await report.enqueue(1)).status is QUEUED
+    assert (await report.enqueue(2, "UTC")).status is DUPLICATE
+    assert report.spec(1).limit_key == "UTC"
+
+
 async def test_true_is_until_the_job_has_ended_and_keys_choose_arguments(app: Tasks) -> None:
     @app.task(unique=Unique(keys=["user_id"]))
     async def digest(user_id: int, word: str) -> None: ...
@@ -138,3 +155,24 @@ def test_wrong_declarations_are_told() -> None:
         Unique(period=5, mode=DeduplicationMode.SIMPLE)
     with pytest.raises(TypeError, match=r"keys are names of arguments, as \('user_id',\)"):
         Unique(keys="user_id")
+
+
+async def test_metadata_go_with_a_run() -> None:
+    """By either way to enqueue; a queue of somebody else's keeps none."""
+    app, foreign = Tasks("memory://"), Tasks(ListQueue())
+
+    @app.task
+    async def seen(job: Job) -> str:
+        return job.meta["tenant"]
+
+    call = seen.options(meta={"tenant": "a"})
+    async with app:
+        assert await (await call.enqueue()).result(PATIENCE) == "a"
+        [queued] = await app.queue.enqueue_many([call.spec()])
+        assert await app.queue.wait_for_job_chain_completion(queued.id, PATIENCE) == "a"
+
+    @foreign.task
+    async def other() -> None: ...
+
+    with pytest.raises(Unsupported, match="keeps metadata; leave `meta` out"):
+        await other.options(meta={"tenant": "a"}).enqueue()

@@ -200,8 +200,11 @@ def _decode_meta(options: Mapping[str, object]) -> dict[str, str]:
     told = options.get(_TELEMETRY_OPTION)
     if told is None and _META_OPTION not in options:
         return {}
-    trace = read_meta(json_object(told if isinstance(told, str) else None), TRACE_NAMES)
-    return {**read_meta(options.get(_META_OPTION)), **trace}
+    telemetry = json_object(told if isinstance(told, str) else None)
+    found = read_meta(options.get(_META_OPTION))
+    for name in TRACE_NAMES:  # each alone: a state that is too long leaves the other
+        found.update(read_meta(telemetry, [name]))
+    return found
 
 
 def read_options(text: str | None, raw: str) -> BullMQJobOptions:

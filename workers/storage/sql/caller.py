@@ -138,8 +138,15 @@ def checked(connection: object) -> Caller:
 
 
 def connection_of(caller: Caller) -> Connection:
-    """Return the connection of the caller's transaction."""
-    return caller.connection() if isinstance(caller, Session) else caller
+    """Return the connection of the caller's transaction.
+
+    Raises:
+        ValueError: it is in autocommit, where a rollback would leave what was written.
+    """
+    connection = caller.connection() if isinstance(caller, Session) else caller
+    if connection._is_autocommit_isolation():  # nothing public knows what its engine was made with
+        raise ValueError("this connection is in autocommit; begin a transaction, for what is written to be part of it")
+    return connection
 
 
 def real_path(path: str) -> str:

@@ -8,6 +8,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from uuid import uuid4
 
+import obstore
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -126,31 +127,42 @@ def test_tasks_read_and_write_stores_of_each_kind(
     assert rows(stored.read(spark, numbers.schema, *names)) == rows(numbers)
 
 
-def test_only_named_columns_are_read(s3_folder: StoreUrl, tmp_path: Path) -> None:
+class Counted:
+    """A file of obstore's that counts what it is asked for."""
+
+    read_bytes = 0
+
+    def __init__(self, file: obstore.ReadableFile) -> None:
+        self.seek, self.tell, self.size, self._file = file.seek, file.tell, file.size, file
+
+    def read(self, size: int) -> obstore.Bytes:
+        Counted.read_bytes += size
+        return self._file.read(size)
+
+
+def test_only_named_columns_are_read(s3_folder: StoreUrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark does not tell the reader which ones a query needs; the ids of attempts are a tenth of their bytes."""
     count = 20_000
     texts = {name: [uuid4().hex for _ in range(count)] for name in ("delivery_id", "server_url", "job_name")}
     pyarrow.parquet.write_table(pyarrow.table({"id": range(count), **texts}), tmp_path / "1")
     Store(s3_folder).send(tmp_path / "1", "1")
+    opened = obstore.open_reader
+    monkeypatch.setattr(obstore, "open_reader", lambda *given, **named: Counted(opened(*given, **named)))
 
     def read(*names: str) -> tuple[list[str], int]:
-        """The columns that are there, and how many bytes this process read meanwhile."""
+        """The columns that are there, and how many bytes were asked for."""
         files = json.dumps([("1", 1, (tmp_path / "1").stat().st_size)])
         schema = StructType([frames.ATTEMPTS[name] for name in names])
         reader = FilesReader({"url": s3_folder.text, "files": files, "tasks": "1"}, schema)
-        before = bytes_read()
+        before = Counted.read_bytes
         batches = list(reader.read(reader.partitions()[0]))
         assert sum(batch.num_rows for batch in batches) == count
-        return batches[0].schema.names, bytes_read() - before
+        return batches[0].schema.names, Counted.read_bytes - before
 
     all_names, all_bytes = read("id", *texts)
     names, few_bytes = read("id")
     assert (all_names, names) == (["id", *texts], ["id"])
     assert few_bytes < all_bytes / 8
-
-
-def bytes_read() -> int:
-    return int(re.findall(r"rchar: (\d+)", Path("/proc/self/io").read_text())[0])
 
 
 @pytest.mark.parametrize("kind", ["s3", "viewfs"])
@@ -166,7 +178,8 @@ def test_ids_of_attempts_are_read_apart(
     plan = judged._jdf.queryExecution().executedPlan().toString()
     scans = re.findall(r"(?:BatchScan federation-files|FileScan parquet )\[(.*?)\]", plan)
     others = len(frames.ATTEMPTS.names) - 1
-    assert {re.sub(r"#\d+L?", "", columns) for columns in scans} == {"id", f"id, ... {others} more fields"}
+    found = {re.sub(r"#\d+L?", "", columns).replace(", ...", ",...") for columns in scans}
+    assert found == {"id", f"id,... {others} more fields"}
 
 
 @pytest.mark.full

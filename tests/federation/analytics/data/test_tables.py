@@ -8,11 +8,13 @@ import pytest
 import sqlalchemy
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, IsNotNull, LessThan, Not, StringContains
 
+from db import DeliveryLoss
 from federation.analytics.data import tables
 from federation.analytics.data.tables import TABLES, TableReader
-from tests.federation.analytics.history import SERVERS, attempts, execute, fill, moment
+from tests.federation.analytics.history import SERVERS, add, attempts, execute, fill, moment
 
 ATTEMPTS = "delivery_attempts"
+LOSS = {"state": "failed", "created_at": moment(), "lost_at": moment(1)}
 
 
 def reader(url: str, **options: str) -> TableReader:
@@ -49,6 +51,17 @@ def test_a_large_table_has_more_parts(database_url: str, monkeypatch: pytest.Mon
         assert len(reader(database_url, partitions="3", **bounds).partitions()) == 3
     monkeypatch.setattr(tables, "MOST_PARTITIONS", 12)
     assert len(reader(database_url).partitions()) == 12
+
+
+def test_deliveries_are_read_in_parts(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rows each, whatever texts their ids are; and every row once."""
+    names = [text for number in range(12) for text in (f"{number:x}", f"Z-{number}", f"é{number}")]
+    add(database_url, DeliveryLoss, [{**LOSS, "id": name} for name in names])
+    read = TableReader({"url": database_url, "table": "delivery_losses"}, TABLES["delivery_losses"].schema)
+    assert len(read.partitions()) == 1
+    monkeypatch.setattr(tables, "ROWS_PER_PARTITION", 10)
+    assert [sum(batch.num_rows for batch in read.read(part)) for part in read.partitions()] == [9, 10, 10, 7]
+    assert sorted(str(row["id"]) for row in rows_of(read)) == sorted(names)
 
 
 def test_bounds_are_kept_to_the_microsecond(database_url: str) -> None:

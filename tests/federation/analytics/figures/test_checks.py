@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
@@ -209,6 +210,19 @@ def test_however_many_duplicates_there_are_the_slots_are_few(
     assert 1 <= found.slots.count() <= 4
     marked = Counter(row["reason"] for row in found.mark(rows, order=["id"]).collect())
     assert marked == {None: 140, "duplicated id": 40}
+
+
+def test_ten_billion_attempts_leave_most_slots_empty(spark: SparkSession) -> None:
+    """Slots are filled as chance would: of 10^10 attempts with 10^5 copies one in twenty is looked at."""
+
+    def filled(crowded: int) -> float:
+        return 1 - math.exp(-crowded / duplicates.SLOTS)
+
+    ids = spark.range(20_000).selectExpr("id * 64 AS id")
+    found = duplicates.find_duplicates(ids.unionAll(ids)).slots.count() / duplicates.SLOTS
+    assert found == pytest.approx(filled(20_000), rel=0.02)
+    assert filled(10**5) < 0.05
+    assert duplicates.SLOTS * 24 < 64 * 2**20
 
 
 def _sound() -> st.SearchStrategy[Values]:

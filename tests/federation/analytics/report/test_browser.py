@@ -50,6 +50,8 @@ OTHERS = (
     f"<meta http-equiv=refresh content='0;url=http://{HOST}/r'>",
 )
 """What it cannot."""
+QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
+"""Keeps a whole Chromium from asking on its own for what no page asked for."""
 WAYS_OUT = ("", "</title>", "</style>", "</script>", "\"'>", "<!-->", "</p></td>")
 """Of where a text may stand; each payload is short, because the page cuts what is longer than anybody reads."""
 
@@ -88,6 +90,7 @@ def look(tmp_path: Path) -> Look:
                 "--no-sandbox",  # it cannot have one where root runs the tests
                 "--disable-gpu",
                 "--disable-dev-shm-usage",
+                *QUIET,
                 f"--user-data-dir={tmp_path / 'profile'}",
                 "--host-resolver-rules=MAP * ~NOTFOUND",
                 f"--log-net-log={log}",
