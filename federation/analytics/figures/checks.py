@@ -160,19 +160,13 @@ def check_health_events(events: DataFrame, *, now: datetime) -> Checked:
 
 
 def _checked(source: str, frame: DataFrame, schema: StructType, *, reason: Column) -> Checked:
-    return _parted(source, _judged(frame, schema, reason), schema)
+    rows, is_good = _judged(frame, schema, reason), F.col("_reason").isNull()
+    bad = set_aside(source, rows.where(~is_good), schema, reason="_reason")
+    return Checked(good=rows.where(is_good).drop("_reason"), bad=bad)
 
 
 def _judged(frame: DataFrame, schema: StructType, reason: Column) -> DataFrame:
     return frame.select(*schema.fieldNames(), reason.alias("_reason"))
-
-
-def _parted(source: str, rows: DataFrame, schema: StructType) -> Checked:
-    bad = rows.where(F.col("_reason").isNotNull())
-    return Checked(
-        good=rows.where(F.col("_reason").isNull()).drop("_reason"),
-        bad=set_aside(source, bad, schema, reason="_reason"),
-    )
 
 
 def _attempt_faults(now: datetime) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from federation.analytics.report.markup import Markup, join, tag
@@ -32,11 +33,21 @@ _WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartSeries:
-    """One line or one layer of bars. `style` is its class in the style sheet; a value of None is a day without one."""
+    """One line or one layer of bars. `style` is its class in the style sheet; a value of None is a day without one.
+
+    `label` stands at a line's end; for None it is the name.
+    """
 
     name: str
     values: Sequence[float | None]
     style: str = "main"
+    label: str | None = None
+
+    @property
+    def end(self) -> tuple[int, float] | None:
+        """The last value, and its place."""
+        known = ((place, value) for place, value in enumerate(self.values) if value is not None)
+        return max(known, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +84,23 @@ def lines(
     series: Sequence[ChartSeries],
     *,
     write: Callable[[float], str],
-    scale: Callable[[float], str] | None = None,
+    scale: Callable[[float], str],
     low: float | None = 0,
     high: float | None = None,
     early: Collection[date] = (),
 ) -> Markup:
     """Draw lines over days, named and valued at their right end. A `low` or `high` of None depends on the values.
 
-    `write` formats the values, `scale` those of the grid; for None it is the same as `write`. A line is dashed that
-    leads to one of the `early` days, which were read before they were over.
+    `write` formats the values, `scale` those of the grid. A line is dashed that leads to one of the `early` days, which
+    were read before they were over.
     """
     ticks = _ticks([value for each in series for value in each.values if value is not None], low, high)
-    ends = [f"{each.name} {write(value)}" for each in series for value in each.values if value is not None]
-    right = 20 + _CHARACTER * max((len(end.strip()) for end in ends), default=0)
+    ends = [_end(each, write(value)) for each in series for value in each.values if value is not None]
+    right = 20 + _CHARACTER * max(map(len, ends), default=0)
     frame = Frame(width=_WIDTH, height=_HEIGHT, right=right, days=days, low=ticks[0], high=ticks[-1])
     half = {place for place, each in enumerate(days) if each in early}
     paths = (path for each in series for path in _paths(frame, each, half))
-    return _svg(title, frame.size, _grid(frame, ticks, scale or write), *paths, _end_labels(frame, series, write))
+    return _svg(title, frame.size, _grid(frame, ticks, scale), *paths, _end_labels(frame, series, write))
 
 
 def bars(
@@ -98,16 +109,20 @@ def bars(
     layers: Sequence[ChartSeries],
     *,
     write: Callable[[float], str],
+    scale: Callable[[float], str],
     early: Collection[date] = (),
     width: int = _WIDTH,
     height: int = _HEIGHT,
 ) -> Markup:
-    """Draw a column per day, with the layers on top of each other from zero; one of an `early` day is pale."""
+    """Draw a column per day, with the layers on top of each other from zero; one of an `early` day is pale.
+
+    It takes what `lines` takes, but bears no numbers for `write` to format.
+    """
     totals = [sum(layer.values[place] or 0 for layer in layers) for place in range(len(days))]
     ticks = _ticks(list(totals), 0, None)
     frame = Frame(width=width, height=height, right=20, days=days, low=0, high=ticks[-1])
     columns = [_column(frame, layers, place, " early" if each in early else "") for place, each in enumerate(days)]
-    return _svg(title, frame.size, _grid(frame, ticks, write), *columns)
+    return _svg(title, frame.size, _grid(frame, ticks, scale), *columns)
 
 
 def histogram(title: str, labels: Sequence[str], counts: Sequence[int], *, write: Callable[[float], str]) -> Markup:
@@ -215,23 +230,21 @@ def _path(frame: Frame, values: Sequence[float | None]) -> str:
 
 
 def _end_labels(frame: Frame, series: Sequence[ChartSeries], write: Callable[[float], str]) -> Markup:
-    ends = []
-    for each in series:
-        place = max((at for at, value in enumerate(each.values) if value is not None), default=None)
-        if place is not None:
-            last = each.values[place]
-            assert last is not None
-            ends.append((frame.y(last), frame.x(place), each, write(last)))
+    last = [(frame.y(each.end[1]), frame.x(each.end[0]), each, write(each.end[1])) for each in series if each.end]
     labels = []
     lowest_free = -math.inf
-    for y, x, each, written in sorted(ends, key=lambda end: end[0]):
+    for y, x, each, written in sorted(last, key=itemgetter(0)):
         text_y = max(y + 4, lowest_free)
         lowest_free = text_y + _LABEL_HEIGHT
         labels += [
             tag("circle", cx=x, cy=y, r=3, class_=f"dot {each.style}"),
-            tag("text", f"{each.name} {written}".strip(), x=x + 8, y=text_y, class_=f"label {each.style}"),
+            tag("text", _end(each, written), x=x + 8, y=text_y, class_=f"label {each.style}"),
         ]
     return join(*labels)
+
+
+def _end(series: ChartSeries, value: str) -> str:
+    return f"{series.name if series.label is None else series.label} {value}".strip()
 
 
 def _column(frame: Frame, layers: Sequence[ChartSeries], place: int, look: str) -> Markup:

@@ -56,6 +56,10 @@ class Day:
     lost: int = 0
     own_trouble: tuple[str, ...] = ()
 
+    @property
+    def failed(self) -> int:
+        return self.attempts - self.delivered
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorCode:

@@ -131,7 +131,9 @@ def alerts(findings: Findings) -> Iterator[Markup]:
     """Yield what is wrong on this side, which no list of servers would show."""
     if spells := [f"{wording.day(each.day)} {hours}" for each in findings.days for hours in each.own_trouble]:
         more = f" and {wording.plural(len(spells) - _MOST_SPELLS, 'more time')}" if len(spells) > _MOST_SPELLS else ""
-        told = f"{', '.join(spells[-_MOST_SPELLS:])}{more} (UTC). These hours count as nobody's outage. "
+        told = (
+            f"{', '.join(spells[-_MOST_SPELLS:])}{more} (UTC). They, and what failed in them, count against no server. "
+        )
         yield _alert("Most servers failed together, or this node did nothing: ", told, own_commands(()))
     ours = {code: number for code, number in findings.error_totals.items() if meaning(code).ours}
     if sum(ours.values()) >= _OWN_SHARE * max(sum(findings.error_totals.values()), 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -13,153 +14,61 @@ from federation.analytics.report.findings import LATENCY_BOUNDS_MS, SCORE_BOUNDS
 from federation.analytics.report.markup import Column, Markup, join, plain_table, scrolling, short, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from datetime import date
 
-    from federation.analytics.report.findings import Day, ErrorCode, Findings
+    from federation.analytics.report.findings import ErrorCode, Findings
 
 
 def network(findings: Findings) -> Markup:
     if not findings.days:
         return tag("p", "No day has been computed.", class_="intro")
     early = findings.completeness.early
-    dates = [each.day for each in findings.days]
-    figures = (
-        *_outcomes(findings.days, dates, early),
-        *_traffic(findings.days, dates, early, findings.relaying.daily),
-    )
     half = f"Not over when read, and so pale or dashed: {wording.days(early)}."
-    return join(tag("p", half, class_="intro") if early else None, tag("div", *figures, class_="charts"))
+    return join(
+        tag("p", half, class_="intro") if early else None, tag("div", *_of_the_network(findings), class_="charts")
+    )
+
+
+def _of_the_network(findings: Findings) -> Iterator[Markup]:
+    def of(name: str, column: str, style: str = "main", *, label: str | None = None) -> ChartSeries:
+        values = [getattr(day, column) for day in findings.days]
+        return ChartSeries(name=name, values=values, style=style, label=label)
+
+    draw = partial(_by_day, findings, [each.day for each in findings.days])
+    yield draw(
+        lines,
+        "Attempts that got through",
+        "Share of each day's attempts.",
+        [of("got through", "success_rate", label="")],
+        write=wording.percent,
+        low=None,
+        high=1,
+    )
+    told = "Healthy ones, of all in the registry. One on the blacklist counts by its health here."
+    yield draw(lines, "Servers", told, [of("known", "servers_known", "second"), of("healthy", "servers_healthy")])
+    told = "Blue got through, red did not."
+    yield draw(bars, "Attempts", told, [of("got through", "delivered"), of("failed", "failed", "bad")])
+    told = "Half of the deliveries were quicker than p50, all but one in twenty quicker than p95."
+    quickness = [of("p50", "p50_ms", "second"), of("p95", "p95_ms")]
+    yield draw(lines, "Latency", told, quickness, write=wording.milliseconds)
+    told = "Share of each day's attempts that went to the ten busiest servers of the day."
+    yield draw(lines, "Top 10", told, [of("top 10", "top10_share", label="")], write=wording.percent, high=1)
+    relayed = ChartSeries(name="through relays", values=findings.relaying.daily)
+    yield draw(bars, "Saved by relays", "Deliveries that arrived through another server.", [relayed])
 
 
 def owed_and_lost(findings: Findings) -> Markup:
     """Return charts of what was owed and held on each day of which there are results, and of what was lost."""
-    history = findings.obligations.history
-    days, owed, held = [day for day, _, _ in history], [owed for _, owed, _ in history], [held for *_, held in history]
-    dates, lost = [each.day for each in findings.days], [each.lost for each in findings.days]
+    days, owed, held = zip(*findings.obligations.history, strict=True) if findings.obligations.history else ((),) * 3
+    waiting = [ChartSeries(name="owed", values=owed), ChartSeries(name="held", values=held, style="second")]
+    lost = [ChartSeries(name="lost", values=[each.lost for each in findings.days], style="bad")]
+    told = "Deliveries that were refused for good, or too old."
     return tag(
         "div",
-        _figure(
-            "Owed and held",
-            "At the end of each day of which there are results.",
-            lines(
-                "Deliveries owed and held, per day",
-                days,
-                [ChartSeries(name="owed", values=owed), ChartSeries(name="held", values=held, style="second")],
-                write=_whole,
-                scale=_compact,
-            ),
-            _numbers(days, {"owed": owed, "held": held}, _whole),
-        ),
-        _figure(
-            "Lost for good",
-            "Deliveries that were refused for good, or too old.",
-            bars(
-                "Deliveries lost, per day",
-                dates,
-                [ChartSeries(name="lost", values=lost, style="bad")],
-                write=_compact,
-                early=findings.completeness.early,
-            ),
-            _numbers(dates, {"lost": lost}, _whole),
-        ),
+        _by_day(findings, days, lines, "Owed and held", "On each day of which there are results.", waiting),
+        _by_day(findings, [each.day for each in findings.days], bars, "Lost for good", told, lost),
         class_="charts",
-    )
-
-
-def _outcomes(days: Sequence[Day], dates: Sequence[date], early: Collection[date]) -> tuple[Markup, ...]:
-    success = [each.success_rate for each in days]
-    known, healthy = [each.servers_known for each in days], [each.servers_healthy for each in days]
-    delivered = [each.delivered for each in days]
-    failed = [each.attempts - each.delivered for each in days]
-    return (
-        _figure(
-            "Attempts that got through",
-            "Share of each day's attempts.",
-            lines(
-                "Share of attempts that got through, per day",
-                dates,
-                [ChartSeries(name="", values=success)],
-                early=early,
-                write=wording.percent,
-                low=None,
-                high=1,
-            ),
-            _numbers(dates, {"got through": success}, wording.percent),
-        ),
-        _figure(
-            "Servers",
-            "Healthy ones, of all in the registry. One on the blacklist counts by its health here.",
-            lines(
-                "Servers known and healthy, per day",
-                dates,
-                [ChartSeries(name="known", values=known, style="second"), ChartSeries(name="healthy", values=healthy)],
-                early=early,
-                write=_whole,
-            ),
-            _numbers(dates, {"known": known, "healthy": healthy}, _whole),
-        ),
-        _figure(
-            "Attempts",
-            "Blue got through, red did not.",
-            bars(
-                "Attempts per day, those that got through and those that failed",
-                dates,
-                [
-                    ChartSeries(name="got through", values=delivered),
-                    ChartSeries(name="failed", values=failed, style="bad"),
-                ],
-                early=early,
-                write=_compact,
-            ),
-            _numbers(dates, {"got through": delivered, "failed": failed}, _whole),
-        ),
-    )
-
-
-def _traffic(
-    days: Sequence[Day], dates: Sequence[date], early: Collection[date], relayed: Sequence[int]
-) -> tuple[Markup, ...]:
-    p50, p95 = [each.p50_ms for each in days], [each.p95_ms for each in days]
-    top10 = [each.top10_share for each in days]
-    return (
-        _figure(
-            "Latency",
-            "Half of the deliveries were quicker than p50, all but one in twenty quicker than p95.",
-            lines(
-                "Latency per day: p50 and p95",
-                dates,
-                [ChartSeries(name="p95", values=p95), ChartSeries(name="p50", values=p50, style="second")],
-                early=early,
-                write=wording.milliseconds,
-            ),
-            _numbers(dates, {"p50": p50, "p95": p95}, wording.milliseconds),
-        ),
-        _figure(
-            "Top 10",
-            "Share of each day's attempts that went to the ten busiest servers of the day.",
-            lines(
-                "Share of attempts that went to the ten busiest servers, per day",
-                dates,
-                [ChartSeries(name="", values=top10)],
-                early=early,
-                write=wording.percent,
-                high=1,
-            ),
-            _numbers(dates, {"top 10": top10}, wording.percent),
-        ),
-        _figure(
-            "Saved by relays",
-            "Deliveries that arrived through another server.",
-            bars(
-                "Deliveries through relays, per day",
-                dates,
-                [ChartSeries(name="through relays", values=relayed)],
-                early=early,
-                write=_compact,
-            ),
-            _numbers(dates, {"through relays": relayed}, _whole),
-        ),
     )
 
 
@@ -169,21 +78,9 @@ def errors(findings: Findings) -> Markup:
         return tag("p", "No attempt failed.", class_="intro")
     dates = [each.day for each in findings.days]
     length = compare(findings.days).now.days
+    draw = partial(_by_day, findings, dates, bars, width=340, height=120)
     figures = [
-        _figure(
-            short(each.code, 40),
-            _told(each, length),
-            bars(
-                f"Attempts that failed with {short(each.code, 40)}, per day",
-                dates,
-                [ChartSeries(name=each.code, values=each.daily)],
-                write=_compact,
-                early=findings.completeness.early,
-                width=340,
-                height=120,
-            ),
-            _numbers(dates, {"attempts": each.daily}, _whole),
-        )
+        draw(short(each.code, 40), _told(each, length), [ChartSeries(name="attempts", values=each.daily)])
         for each in findings.errors
     ]
     shown = sum(each.total for each in findings.errors)
@@ -238,16 +135,29 @@ def _figure(title: str, told: str, chart: Markup, numbers: Markup) -> Markup:
     )
 
 
-def _numbers(
-    days: Sequence[date], columns: dict[str, Sequence[float | None]], write: Callable[[float | None], str]
+def _by_day(
+    findings: Findings,
+    days: Sequence[date],
+    chart: Callable[..., Markup],
+    title: str,
+    told: str,
+    series: Sequence[ChartSeries],
+    *,
+    write: Callable[[float | None], str] | None = None,
+    **shape: float | None,
 ) -> Markup:
-    rows = [(day.isoformat(), *values) for day, *values in zip(days, *columns.values(), strict=True)]
-    heads = [tag("th", name, scope="col", class_="number") for name in columns]
-    body = [
-        tag("tr", tag("td", name), *(tag("td", write(value), class_="number") for value in values))
-        for name, *values in rows
-    ]
-    return tag("table", tag("thead", tag("tr", tag("th", "day", scope="col"), *heads)), tag("tbody", *body))
+    """Return a chart, and its numbers as `write` tells them: by default they are whole, and short along the axis."""
+    early = findings.completeness.early
+    drawn = chart(
+        f"{title}, per day", days, series, write=write or _whole, scale=write or _compact, early=early, **shape
+    )
+    columns: list[Column[int]] = [Column("day", lambda place: days[place].isoformat())]
+    columns += [_column(each, write or _whole) for each in series]
+    return _figure(title, told, drawn, plain_table(None, columns, range(len(days))))
+
+
+def _column(series: ChartSeries, write: Callable[[float | None], str]) -> Column[int]:
+    return Column(series.name, lambda place: write(series.values[place]), number=True)
 
 
 def _whole(value: float | None) -> str:

@@ -13,8 +13,7 @@ from federation.analytics.report.advice import Command, listing
 from federation.analytics.report.attention import NAMES, STATES, attention
 from federation.analytics.report.changed import changed, heading, turnover
 from federation.analytics.report.charts import strip, strip_title
-from federation.analytics.report.definitions import definitions
-from federation.analytics.report.findings import DAYS, FEWEST_ATTEMPTS
+from federation.analytics.report.findings import BAD_DAY, DAYS, FEWEST_ATTEMPTS
 from federation.analytics.report.headline import alerts, lede, tiles
 from federation.analytics.report.markup import Column, Markup, join, pasted, short, table, tag
 from federation.analytics.report.network_charts import errors, network, owed_and_lost, spread
@@ -22,7 +21,7 @@ from federation.analytics.report.wording import day_and_year, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import date, datetime
+    from datetime import datetime
 
     from federation.analytics.data.snapshots import Place
     from federation.analytics.report.findings import Anomaly, Findings, RelayedServer, RelayFinding, Server, SetAside
@@ -101,7 +100,13 @@ def _parts(findings: Findings) -> Iterator[tuple[str, str, Markup]]:
     yield "relays", "What relays saved", _relays(findings)
     yield "keys", "Suspicious keys", _anomalies(findings)
     yield "completeness", "How complete the data are", completeness(findings)
-    yield "definitions", "How each number is defined", definitions()
+    yield "definitions", "How each number is defined", _definitions()
+
+
+def _definitions() -> Markup:
+    """Return how the report's numbers are defined, for its readers."""
+    told = _text("federation.analytics.report", "definitions.html").replace("{bad_day}", wording.percent(BAD_DAY))
+    return tag("dl", Markup(told), class_="defined")
 
 
 def _section(id_: str, title: str, *content: Markup | None) -> Markup:
@@ -289,9 +294,10 @@ def _lines(findings: Findings) -> Iterator[tuple[Markup | str, ...]]:
     found = findings.completeness
     computed = DAYS - len(found.missing)
     if found.missing:
+        after = found.missing[-1] + timedelta(days=1)
         yield (
             f"{computed} of {DAYS} days are computed. Missing: {wording.days(found.missing)}. They are computed by ",
-            tag("code", f"federation analytics run --since {found.missing[0]} --until {_after(findings)} --out OUT"),
+            tag("code", f"federation analytics run --since {found.missing[0]} --until {after} --out OUT"),
             ", as far as the database has their attempts.",
         )
     else:
@@ -305,10 +311,6 @@ def _lines(findings: Findings) -> Iterator[tuple[Markup | str, ...]]:
         parts = {"counted": found.attempts, "parked, so not tried": found.parked, "set aside": found.set_aside}
         share = wording.percent(found.set_aside / found.read)
         yield (f"{wording.count(found.read)} attempts were read = {wording.total(parts)} ({share}).",)
-
-
-def _after(findings: Findings) -> date:
-    return findings.completeness.missing[-1] + timedelta(days=1)
 
 
 def _set_aside(findings: Findings) -> Markup:

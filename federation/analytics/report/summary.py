@@ -11,6 +11,8 @@ from federation.analytics.report.comparison import Stretch, compare
 from federation.analytics.report.markup import short
 
 if TYPE_CHECKING:
+    from datetime import date
+
     from federation.analytics.data.snapshots import Place
     from federation.analytics.report.findings import Findings, RelayFinding, Server
 
@@ -37,10 +39,29 @@ def summary_of(findings: Findings) -> dict[str, object]:
         "errors": dict(findings.error_totals),
         "actions": {action.value: number for action, number in findings.actions.items()},
         "states": dict(findings.states),
-        "changes": _changes(findings),
-        "turnover": _turnover(findings),
-        "deliveries": _deliveries(findings),
-        "outages": _outages(findings),
+        "changes": {
+            "since": _iso(findings.changes.since),
+            "graver": findings.changes.worse_count,
+            "better": findings.changes.better_count,
+        },
+        "turnover": {
+            "since": _iso(findings.turnover.since),
+            "new": findings.turnover.arrived_count,
+            "vanished": findings.turnover.vanished_count,
+        },
+        "deliveries": {
+            "owed": findings.obligations.owed,
+            "held": findings.obligations.held,
+            "owed_since": _iso(findings.obligations.since),
+            "lost_7_days": findings.obligations.lost_week,
+            "lost_30_days": findings.obligations.lost_month,
+        },
+        "outages": {
+            "count": findings.outages.failures,
+            "servers": findings.outages.failed_servers,
+            "mttf_s": _rounded(findings.outages.mttf_s),
+            "mttr_s": _rounded(findings.outages.mttr_s),
+        },
         "relayed": {"deliveries": sum(findings.relaying.daily), "servers": findings.relaying.server_count},
         "top10_share_7_days": _top10(findings),
         "completeness": _completeness(findings),
@@ -50,38 +71,6 @@ def summary_of(findings: Findings) -> dict[str, object]:
         "key_anomalies": dict(sorted(findings.anomaly_counts.items())),
         "quarantine": {"rows": findings.quarantined, "reasons": [asdict(each) for each in findings.quarantine]},
     }
-
-
-def _changes(findings: Findings) -> dict[str, object]:
-    changes = findings.changes
-    return {
-        "since": changes.since.isoformat() if changes.since else None,
-        "graver": changes.worse_count,
-        "better": changes.better_count,
-    }
-
-
-def _turnover(findings: Findings) -> dict[str, object]:
-    found = findings.turnover
-    since = found.since.isoformat() if found.since else None
-    return {"since": since, "new": found.arrived_count, "vanished": found.vanished_count}
-
-
-def _deliveries(findings: Findings) -> dict[str, object]:
-    found = findings.obligations
-    return {
-        "owed": found.owed,
-        "held": found.held,
-        "owed_since": found.since.isoformat() if found.since else None,
-        "lost_7_days": found.lost_week,
-        "lost_30_days": found.lost_month,
-    }
-
-
-def _outages(findings: Findings) -> dict[str, object]:
-    found = findings.outages
-    times = {"mttf_s": _rounded(found.mttf_s), "mttr_s": _rounded(found.mttr_s)}
-    return {"count": found.failures, "servers": found.failed_servers, **times}
 
 
 def _top10(findings: Findings) -> float | None:
@@ -103,8 +92,8 @@ def _completeness(findings: Findings) -> dict[str, object]:
 def _window(findings: Findings) -> dict[str, object]:
     days = findings.days
     return {
-        "first_day": days[0].day.isoformat() if days else None,
-        "last_day": days[-1].day.isoformat() if days else None,
+        "first_day": _iso(days[0].day if days else None),
+        "last_day": _iso(days[-1].day if days else None),
         "days": len(days),
         "days_with_attempts": sum(1 for each in days if each.attempts),
     }
@@ -132,7 +121,7 @@ def _server(server: Server) -> dict[str, object]:
         "server_url": short(server.url, 2048),
         "action": server.action.value,
         "reasons": list(server.reasons),
-        "since": server.since.at.isoformat() if server.since else None,
+        "since": _iso(server.since.at if server.since else None),
         "top_error": server.top_error,
         "trend": server.trend,
         "attempts_7_days": server.week.attempts,
@@ -144,6 +133,10 @@ def _server(server: Server) -> dict[str, object]:
 
 def _relay(relay: RelayFinding) -> dict[str, object]:
     return {"rank": relay.rank, "server_url": short(relay.url, 2048), "score": _rounded(relay.score)}
+
+
+def _iso(value: date | None) -> str | None:
+    return None if value is None else value.isoformat()
 
 
 def _rounded(value: float | None) -> float | None:

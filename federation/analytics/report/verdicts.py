@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from datetime import date
-from typing import TYPE_CHECKING, Final
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as sf
@@ -13,23 +13,11 @@ from pyspark.sql import functions as sf
 from db import ServerHealth
 from federation.analytics.days import MONTH, WEEK, instant, midnight
 from federation.analytics.frames import Action
-from federation.analytics.report.findings import (
-    BAD_DAY,
-    FEWEST_ATTEMPTS,
-    MOST_PER_ACTION,
-    MOST_RANKED,
-    MOST_WITH_DAYS,
-    Day,
-    Hours,
-    Obligations,
-    Outages,
-    Period,
-    Server,
-    Since,
-)
+from federation.analytics.report import findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from datetime import date, datetime
 
     from pyspark.sql import Column, DataFrame, Row
 
@@ -56,7 +44,7 @@ def verdicts(scorecards: DataFrame) -> DataFrame:
 
 
 def _of_window(days: int, name: str) -> Column:
-    values = sf.struct(*Period.__dataclass_fields__)
+    values = sf.struct(*findings.Period.__dataclass_fields__)
     return sf.first(sf.when(sf.col("window_days") == days, values), ignorenulls=True).alias(name)
 
 
@@ -68,7 +56,9 @@ def urgent(found: DataFrame) -> list[Row]:
     failed = sf.coalesce(sf.col("week.attempts") - sf.col("week.delivered"), sf.lit(0))
     order = (_missing().desc(), failed.desc(), "server_url")
     place = sf.row_number().over(Over.partitionBy("urgency").orderBy(*order))
-    rows = found.where(sf.col("urgency") > 1).withColumn("place", place).where(sf.col("place") <= MOST_PER_ACTION)
+    rows = (
+        found.where(sf.col("urgency") > 1).withColumn("place", place).where(sf.col("place") <= findings.MOST_PER_ACTION)
+    )
     return rows.orderBy(sf.desc("urgency"), "place").collect()
 
 
@@ -83,18 +73,20 @@ def first_of(rows: DataFrame, group: Column, order: Sequence[Column], limit: int
 
 def with_days(rows: Iterable[Row]) -> list[Row]:
     """Return the first of each list of `urgent`, which are shown with their days."""
-    return [row for row in rows if row["place"] <= MOST_WITH_DAYS]
+    return [row for row in rows if row["place"] <= findings.MOST_WITH_DAYS]
 
 
 def worst_and_best(found: DataFrame) -> tuple[list[Row], list[Row]]:
     """Return the servers at both ends: by their advice, then by their score."""
     traffic = sf.col("month.attempts")
-    known = found.where(sf.col("month.score").isNotNull() & (traffic >= FEWEST_ATTEMPTS) | (sf.col("urgency") > 1))
+    known = found.where(
+        sf.col("month.score").isNotNull() & (traffic >= findings.FEWEST_ATTEMPTS) | (sf.col("urgency") > 1)
+    )
     worst = known.orderBy(sf.desc("urgency"), sf.asc("month.score"), _missing().desc(), traffic.desc(), "server_url")
-    best = known.where(traffic >= FEWEST_ATTEMPTS).orderBy(
+    best = known.where(traffic >= findings.FEWEST_ATTEMPTS).orderBy(
         "urgency", sf.desc("month.score"), traffic.desc(), "server_url"
     )
-    return worst.limit(MOST_RANKED).collect(), best.limit(MOST_RANKED).collect()
+    return worst.limit(findings.MOST_RANKED).collect(), best.limit(findings.MOST_RANKED).collect()
 
 
 def _missing() -> Column:
@@ -105,15 +97,10 @@ def _missing() -> Column:
 def totals(found: DataFrame) -> Row:
     """Add up what there is of all servers."""
     week, month, failures = (_number(name) for name in ("week.lost", "month.lost", "month.failures"))
+    known = {name: _number(name) for name in ("owed", "held")} | {"week_attempts": _number("week.attempts")}
+    sums = known | {"lost_week": week, "lost_month": month, "failures": failures}
     return found.agg(
-        *(
-            sf.coalesce(sf.sum(each), sf.lit(0)).alias(name)
-            for name, each in (
-                ("week_attempts", _number("week.attempts")),
-                *((name, sf.col(name)) for name in ("owed", "held")),
-                *(("lost_week", week), ("lost_month", month), ("failures", failures)),
-            )
-        ),
+        *(sf.coalesce(sf.sum(each), sf.lit(0)).alias(name) for name, each in sums.items()),
         sf.min("owed_since").alias("since"),
         sf.count_if(sf.col("owed") > 0).alias("owed_servers"),
         sf.count_if(month > 0).alias("lost_servers"),
@@ -123,40 +110,33 @@ def totals(found: DataFrame) -> Row:
     ).collect()[0]
 
 
-def busiest(found: DataFrame) -> tuple[Server, ...]:
+def busiest(found: DataFrame) -> tuple[findings.Server, ...]:
     """Return the servers with the most attempts in 7 days."""
     tried = found.where(sf.col("week.attempts") > 0)
     return _listed(tried.orderBy(sf.desc("week.attempts"), "server_url"))
 
 
-def obligations(found: DataFrame, total: Row, history: Sequence[tuple[date, int, int]]) -> Obligations:
+def obligations(found: DataFrame, total: Row, history: Sequence[tuple[date, int, int]]) -> findings.Obligations:
     """Return what is owed and lost in all, what was owed on earlier days, and the servers with the most of it."""
     lost = _number("month.lost")
     most = found.where(_missing() > 0).orderBy(_missing().desc(), lost.desc(), "server_url")
-    return Obligations(
-        owed=total["owed"],
-        held=total["held"],
-        since=None if total["since"] is None else instant(total["since"]),
-        lost_week=total["lost_week"],
-        lost_month=total["lost_month"],
-        owed_servers=total["owed_servers"],
-        lost_servers=total["lost_servers"],
-        servers=_listed(most),
-        history=tuple(history),
-    )
+    known = _known(total, findings.Obligations) | {"since": instant_of(total["since"])}
+    return findings.Obligations(**known, servers=_listed(most), history=tuple(history))
 
 
-def outages(found: DataFrame, total: Row) -> Outages:
+def outages(found: DataFrame, total: Row) -> findings.Outages:
     """Return the outages of 30 days in all, and the servers with the most of them."""
     failures = _number("month.failures")
     most = found.where(failures > 0).orderBy(failures.desc(), sf.desc("month.longest_outage_s"), "server_url")
-    return Outages(
-        failures=total["failures"],
-        failed_servers=total["failed_servers"],
-        mttf_s=total["mttf_s"],
-        mttr_s=total["mttr_s"],
-        servers=_listed(most),
-    )
+    return findings.Outages(**_known(total, findings.Outages), servers=_listed(most))
+
+
+def _known(total: Row, made: type[findings.Obligations | findings.Outages]) -> dict[str, Any]:
+    return {name: total[name] for name in made.__dataclass_fields__ if name in total}
+
+
+def instant_of(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else instant(microseconds)
 
 
 def _number(name: str) -> Column:
@@ -169,12 +149,10 @@ def counts(found: DataFrame) -> list[Row]:
     return found.groupBy("urgency", state).count().orderBy("state").collect()
 
 
-def actions(counted: Iterable[Row]) -> dict[Action, int]:
+def actions(counted: Sequence[Row]) -> dict[Action, int]:
     """Return how many servers have each advice, the most urgent first."""
-    found = Counter[int]()
-    for row in counted:
-        found[row["urgency"]] += row["count"]
-    return {action: found[place] for place, action in reversed(list(enumerate(URGENCY, start=1)))}
+    places = reversed(list(enumerate(URGENCY, start=1)))
+    return {action: sum(row["count"] for row in counted if row["urgency"] == place) for place, action in places}
 
 
 def states(counted: Iterable[Row]) -> dict[str, int]:
@@ -195,66 +173,59 @@ def spread(found: DataFrame, value: str, above: Sequence[Column]) -> tuple[int, 
 
 def servers_of(
     rows: Iterable[Row],
-    days: Sequence[Day],
+    days: Sequence[findings.Day],
     availability: Mapping[tuple[str, date], float],
-    hours: Mapping[str, Hours],
+    hours: Mapping[str, findings.Hours],
     *,
     shown: set[str],
-) -> tuple[Server, ...]:
+) -> tuple[findings.Server, ...]:
     """Return the servers of the rows, those of `shown` with their days, and the hours of their failures."""
 
     def daily(url: str) -> tuple[float | None, ...]:
         return tuple(availability.get((url, each.day)) for each in days) if url in shown else ()
 
-    def server(row: Row) -> Server:
+    def server(row: Row) -> findings.Server:
         url = row["server_url"]
         return replace(_server(row, days, daily(url)), failed_hours=hours.get(url, ()))
 
     return tuple(map(server, rows))
 
 
-def _listed(ordered: DataFrame) -> tuple[Server, ...]:
-    return tuple(_server(row, (), ()) for row in ordered.limit(MOST_RANKED).collect())
+def _listed(ordered: DataFrame) -> tuple[findings.Server, ...]:
+    return tuple(_server(row, (), ()) for row in ordered.limit(findings.MOST_RANKED).collect())
 
 
-def _server(row: Row, days: Sequence[Day], daily: tuple[float | None, ...]) -> Server:
+def _server(row: Row, days: Sequence[findings.Day], daily: tuple[float | None, ...]) -> findings.Server:
     sick_since = row["state_since"] if row["state"] == ServerHealth.UNHEALTHY else None
     first_bad_day = _first_bad_day(days, daily) if daily else None
-    return Server(
+    return findings.Server(
         url=row["server_url"],
         action=URGENCY[max(row["urgency"], 1) - 1],
         state=row["state"],
         reasons=tuple(row["reasons"] or ()),
-        since=Since(at=instant(sick_since)) if sick_since is not None else first_bad_day,
+        since=findings.Since(at=instant(sick_since)) if sick_since is not None else first_bad_day,
         top_error=row["top_error"],
         trend=row["trend"],
         week=_period(row["week"]),
         month=_period(row["month"]),
         owed=row["owed"],
         held=row["held"],
-        owed_since=None if row["owed_since"] is None else instant(row["owed_since"]),
+        owed_since=instant_of(row["owed_since"]),
         daily=daily,
     )
 
 
-def _first_bad_day(days: Sequence[Day], daily: Sequence[float | None]) -> Since | None:
+def _first_bad_day(days: Sequence[findings.Day], daily: Sequence[float | None]) -> findings.Since | None:
     """Return where the bad days begin that last until now, or None if the last day was good.
 
     Days without attempts are ignored.
     """
-    bad: date | None = None
-    for each, availability in zip(reversed(days), reversed(daily), strict=True):
-        if availability is None:
-            continue
-        if availability >= BAD_DAY:
-            break
-        bad = each.day
-    else:
-        return None if bad is None else Since(at=midnight(bad), at_least=True)
-    return None if bad is None else Since(at=midnight(bad))
+    known = [(day.day, ratio) for day, ratio in zip(days, daily, strict=True) if ratio is not None]
+    bad = list(takewhile(lambda each: each[1] < findings.BAD_DAY, reversed(known)))
+    return findings.Since(at=midnight(bad[-1][0]), at_least=len(bad) == len(known)) if bad else None
 
 
-def _period(row: Row | None) -> Period:
+def _period(row: Row | None) -> findings.Period:
     if row is None:
-        return Period()
-    return Period(**row.asDict() | {name: row[name] or 0 for name in _PERIOD_COUNTS})
+        return findings.Period()
+    return findings.Period(**row.asDict() | {name: row[name] or 0 for name in _PERIOD_COUNTS})

@@ -46,7 +46,8 @@ def growth(now: int, before: int) -> str:
 
 
 def difference(now: int, before: int) -> str:
-    return _signed(now - before)
+    number = now - before
+    return f"+{number:g}" if number > 0 else f"\u2212{-number:g}" if number < 0 else "±0"
 
 
 def score(value: float | None) -> str:
@@ -116,7 +117,3 @@ def plural(number: int, noun: str) -> str:
 def total(parts: Mapping[str, int]) -> str:
     """Write what a number is the sum of, without what is none of it."""
     return " + ".join(f"{count(number)} {name}" for name, number in parts.items() if number) or "none"
-
-
-def _signed(number: float) -> str:
-    return f"+{number:g}" if number > 0 else f"\u2212{-number:g}" if number < 0 else "±0"

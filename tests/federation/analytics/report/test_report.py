@@ -19,7 +19,6 @@ from federation.analytics.data.computed import Computed
 from federation.analytics.data.results import SERVER_SCORECARD
 from federation.analytics.data.sinks import write_outputs
 from federation.analytics.frames import Action, Window
-from federation.analytics.report import verdicts
 from federation.analytics.report.find import find
 from federation.analytics.report.findings import DAYS, Findings, SetAside, Since
 from federation.analytics.report.page import render
@@ -373,7 +372,7 @@ def test_nothing_found_is_said_and_a_long_list_has_pages(
         for number, action in enumerate([Action.PARK, Action.WATCH] * 150, start=1)
     ]
     write_outputs(make_outputs(spark, sick, key_anomalies=[]), tmp_path / "sick", last)
-    monkeypatch.setattr(verdicts, "MOST_PER_ACTION", 140)
+    monkeypatch.setattr("federation.analytics.report.findings.MOST_PER_ACTION", 140)
     found = find(spark, tmp_path / "sick", AS_OF, NOTHING_NOTED)
     assert len(found.attention) == 2 * 140
     assert found.attention[0].url == "https://299.example"
