@@ -345,6 +345,19 @@ async def test_jobs_that_no_worker_ended_are_counted() -> None:
     assert len(meter.counted) == 1
 
 
+async def test_a_meter_that_fails_leaves_the_enqueue_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """The job is stored: its producer must not take it for lost, and enqueue it again."""
+
+    class Broken(Noted):
+        def enqueued(self, queue: str, name: str, jobs: int) -> None:
+            raise OSError("no such place")
+
+    queue = Queue(MemoryStorage(), options=QueueOptions(observers=[Broken()]))
+    stored = await queue.enqueue(1)
+    assert await queue.get_status(stored.id) is not None
+    assert "a meter failed on an enqueue in queue" in caplog.text
+
+
 async def test_prometheus_has_these_numbers() -> None:
     """Under the names that the page on OpenTelemetry and Prometheus gives."""
     registry = CollectorRegistry()

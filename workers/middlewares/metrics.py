@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -14,6 +15,8 @@ from workers.jobs import Claim, NewJob
 from workers.middlewares.outcome import Outcome, outcome_of
 from workers.worker.events import WorkerEvent, WorkerEventKind
 from workers.worker.handlers import AttemptContext, Middleware, Next
+
+_LOG = logging.getLogger(__name__)
 
 
 class Metrics(Protocol):
@@ -85,8 +88,11 @@ class JobMeter(ABC):
     def enqueuing(self, queue: str, jobs: list[NewJob]) -> Iterator[list[NewJob]]:
         """See `SurroundsEnqueues.enqueuing`."""
         yield jobs
-        for name, count in Counter(job.name for job in jobs).items():
-            self.enqueued(queue, name, count)
+        try:
+            for name, count in Counter(job.name for job in jobs).items():
+                self.enqueued(queue, name, count)
+        except Exception:  # the jobs are stored: who heard of a failure would enqueue them again
+            _LOG.exception("a meter failed on an enqueue in queue %r", queue)
 
 
 def _waited(claim: Claim) -> float | None:
