@@ -75,7 +75,7 @@ class Folder:
         self._commands: list[Command] = []
 
     async def start(self, *arguments: str, **environment: str) -> Command:
-        log = self.path.parent / f"stderr-{len(self._commands)}"
+        log = self.path.parent / f"{self.path.name}-stderr-{len(self._commands)}"  # of this folder alone
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
                 *(warm.PYTHON, "-m", *arguments),

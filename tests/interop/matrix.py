@@ -1,4 +1,4 @@
-"""What works beside other programs on one queue, and the test that shows it; the table in `workers/README.md`."""
+"""What works beside other programs on one queue, and the test that shows it; the table in `docs/queue/storages.md`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.interop.matrix import COLUMNS, ROWS, table
 
-README = Path(__file__).parents[2] / "workers" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "queue" / "storages.md"
 CELLS = [
     pytest.param(library, worker, test, id=f"{test}-{library}-{worker}")
     for tests in ROWS.values()
@@ -19,9 +19,9 @@ CELLS = [
 ]
 
 
-def test_the_readme_has_the_table() -> None:
+def test_the_manual_has_the_table() -> None:
     """As `tests/interop/matrix.py` makes it."""
-    assert table() in README.read_text()
+    assert table() in PAGE.read_text()
 
 
 @pytest.mark.parametrize(("library", "worker", "test"), CELLS)

@@ -12,7 +12,7 @@ import pytest
 from workers.extras import PACKAGES, extra_with
 
 ROOT = Path(__file__).parents[2]
-SETS = frozenset({"bench", "demo", "dev", "fuzz", "mutate"})
+SETS = frozenset({"bench", "demo", "dev", "docs", "fuzz", "mutate"})
 """Extras that no part of the program needs."""
 OF_OTHERS = frozenset({"py4j"})
 """What comes with one of them: pyspark has it."""

@@ -79,7 +79,7 @@ def test_a_missing_java_is_told(
 ) -> None:
     """In one line, with what to install; nothing is written."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
-    stderr = failure(["export", "--database", sqlite_only, "--out", str(tmp_path / "out")], capsys)
+    stderr = failure(["run", "--database", sqlite_only, "--out", str(tmp_path / "out")], capsys)
     assert "install Java 17 or newer" in stderr
     assert len(stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
