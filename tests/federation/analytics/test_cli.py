@@ -74,12 +74,18 @@ def test_an_unreachable_database_is_told_without_its_password(
     assert list(empty_environment.iterdir()) == []
 
 
-def test_a_missing_java_is_told(
-    sqlite_only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In one line, with what to install; nothing is written."""
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
-    stderr = failure(["run", "--database", sqlite_only, "--out", str(tmp_path / "out")], capsys)
+def test_a_missing_java_is_told(sqlite_only: str, tmp_path: Path) -> None:
+    """In one line, with what to install; nothing is written. A process that has a session of Spark needs no other."""
+    command = ["analytics", "run", "--database", sqlite_only, "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "federation", *command],
+        env=os.environ | {"JAVA_HOME": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    stderr = done.stderr
     assert "install Java 17 or newer" in stderr
     assert len(stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
