@@ -39,6 +39,8 @@ CERTAIN: Final = ("federation init ", "federation users add ")
 WORKERS: Final = 3
 """The number of workers of a node without tasks of an application; when all are ready, it listens."""
 SECONDS: Final = 120
+ENDING: Final = "import os, signal, threading; threading.Timer(5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+"""Presses Ctrl-C in a program that works until then."""
 
 HEADING_OR_FENCE: Final = re.compile(
     r"^#+ (?P<title>[^\n]+)$|^```(?P<language>\w*)\n(?P<code>.*?)^```$|^(?P<indented>(?:    [^\n]*\n+)+)", re.S | re.M
@@ -150,7 +152,8 @@ class Reader:
         named = re.match(r"# (\w+\.py)\n", block.text)
         if named:
             (self._folder / named[1]).write_text(block.text)
-        code = [named[1]] if named else ["-c", block.text]
+        ending = ENDING if block.text.endswith("app.run()\n") else ""
+        code = [named[1]] if named else ["-c", ending + block.text]
         arguments = [sys.executable, "-W", "error", *code, *ARGUMENTS.get(block.page, ())]
         told = command(arguments, self._folder, str(block))
         if told.stderr and "basicConfig" not in block.text:  # one program is about what is logged there
