@@ -7,32 +7,29 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, Final, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from workers.background import background
-from workers.checks import MAX_ATTEMPTS, as_duration, check_text, check_whole, new_id
+from workers.checks import MAX_ATTEMPTS, as_duration, check_text, check_whole
 from workers.crons import Missed
-from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
 from workers.foreground import log_ready, run_until_stopped, start_logging
-from workers.jobs import EnqueueStatus
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.limits import Limit
 from workers.middlewares import log_attempts
 from workers.options import QueueOptions
 from workers.queue import Queue
 from workers.retry import BackoffFunction, RetryPolicy, check_policy, with_backoff
-from workers.serde import Encoded
-from workers.slices import in_slices, sliced
 from workers.specs import Enqueued, JobSpec
 from workers.storage.base import ANY_NAME, Storage
 from workers.sync import SyncQueue
 from workers.tasks.arguments import takes_only_job
 from workers.tasks.declared import Task, Validate
+from workers.tasks.enqueuing import EnqueuedTasks, Enqueuer
 from workers.tasks.gathering import gathering, joining
 from workers.tasks.in_memory import InMemory, queue_in_memory
 from workers.tasks.kv_deduplication import KvDeduplication
@@ -40,7 +37,7 @@ from workers.tasks.options import CallOptions, TaskOptions
 from workers.tasks.queue import QueueTasks, TaskMessage, TaskQueue
 from workers.tasks.runs import TaskRuns, Times, no_data, recur
 from workers.tasks.typed import Declare, EnqueuedTask, TypedTask, typed_task
-from workers.tasks.unique import TakenKey, Uniqueness, as_period, as_unique
+from workers.tasks.unique import Uniqueness, as_period, as_unique
 from workers.worker.handlers import Handler, Job
 
 P = ParamSpec("P")
@@ -51,14 +48,6 @@ CONCURRENCY: Final = 10
 """How many tasks run at a time where there was no queue that says so."""
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnqueuedTasks:
-    """The outcome of a batch: the ids of its jobs; or `duplicate`, with the id of the first job that has the key."""
-
-    status: EnqueueStatus
-    ids: tuple[str, ...]
 
 
 class Tasks:
@@ -105,11 +94,14 @@ class Tasks:
             raise ValueError(f"deduplication_fallback is 'open' or 'closed', not {deduplication_fallback!r}")
         encode_key(kv_prefix)
         self._url = queue if isinstance(queue, str) else None
-        self._own, self._queue = _queues(queue, retry)
-        self._marks = KvDeduplication(kv, kv_prefix) if writes_conditionally(kv) else None
-        self._ttl = deduplication_ttl
-        self._closed = deduplication_fallback == "closed"
-        self._runs = TaskRuns(self._queue, retry or RetryPolicy())
+        self._own, tasks_queue = _queues(queue, retry)
+        self._enqueuer = Enqueuer(
+            queue=tasks_queue,
+            marks=KvDeduplication(kv, kv_prefix) if writes_conditionally(kv) else None,
+            ttl=deduplication_ttl,
+            is_closed=deduplication_fallback == "closed",
+        )
+        self._runs = TaskRuns(tasks_queue, retry or RetryPolicy())
         self._tasks: dict[str, Task] = {}
         self._served: dict[str, Handler] = {}
         self._memory: InMemory | None = None
@@ -264,7 +256,7 @@ class Tasks:
             task = own(fn)
             period = None if every is None else as_duration("every", every)
             times = Times(pattern=pattern, every=period, timezone=timezone, version=version, missed=missed)
-            recur(self._own, task, self._queue.serde.dumps(no_data(task)), times)
+            recur(self._own, task, self._enqueuer.queue.serde.dumps(no_data(task)), times)
             return task
 
         return declare
@@ -325,43 +317,14 @@ class Tasks:
         """
         self._check_ours(task)
         chosen = CallOptions(**options)
-        self._refuse_unable(task, chosen)
+        self._enqueuer.refuse_unable(task, chosen)
         return self._enqueue(task, items, chosen)
 
-    def _refuse_unable(self, task: Task, chosen: CallOptions) -> None:
-        queue, name = self._queue, task.name
-        if chosen.after and not getattr(queue, "native_dependencies", False):  # a foreign queue need not know of it
-            raise Unsupported(f"task {name!r}: its queue lets no job follow others; leave `after` out")
-        if chosen.priority and not getattr(queue, "native_priorities", False):
-            raise Unsupported(f"task {name!r}: its queue has no priorities; leave `priority` out")
-        if chosen.meta and self._own is None:
-            raise Unsupported(f"task {name!r}: only a queue of this package keeps metadata; leave `meta` out")
-        if chosen.connection is not None and self._own is None:
-            raise Unsupported(f"task {name!r}: only a queue of this package joins transactions; leave `connection` out")
-        mode = chosen.mode_of(task)
-        if mode is None or queue.native_deduplication:
-            return
-        if chosen.connection is not None:
-            raise Unsupported(f"task {name!r}: a mark in a store is no part of a transaction; leave the key out")
-        if mode is not DeduplicationMode.THROTTLE:
-            raise Unsupported(f"task {name!r}: deduplication by {mode.value} needs a queue that does it natively")
-        if self._marks is None and self._closed:
-            raise TypeError(
-                f"task {name!r}: a deduplication key needs a queue that deduplicates natively, or a KV store "
-                "with set_if_absent, compare_and_set and compare_and_delete"
-            )
-
     async def _enqueue(self, task: Task, items: Iterable[object], chosen: CallOptions) -> EnqueuedTasks:
-        data = [each async for each in sliced(items)]
-        messages = await in_slices(lambda each: self._message(task, each, chosen.ordering_key), data)
-        if not messages:
-            return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=())
-        existing = await self._dispatch(messages, chosen, chosen.key(task, data, self._ttl))
+        done = await self._enqueuer.enqueue(task, items, chosen)
         if self._memory is not None:
             await self._memory.note_enqueue()
-        if existing is not None:
-            return EnqueuedTasks(status=EnqueueStatus.DUPLICATE, ids=(existing,))
-        return EnqueuedTasks(status=EnqueueStatus.QUEUED, ids=tuple(message.id for message in messages))
+        return done
 
     def spec(self, task: Task, data: object, **options: Unpack[TaskOptions]) -> JobSpec:
         """Return one run of the task as a job for `Queue.enqueue_many`, which may join the caller's transaction.
@@ -374,29 +337,7 @@ class Tasks:
             TypeError, ValueError: as `enqueue_task`; a `connection`, which goes to `enqueue_many`.
         """
         self._check_ours(task)
-        chosen = CallOptions(**options)
-        if chosen.connection is not None:
-            raise TypeError(f"task {task.name!r}: give the connection to `enqueue_many`, with this job")
-        if chosen.mode_of(task) is not None and not self._queue.native_deduplication:
-            raise Unsupported(
-                f"task {task.name!r}: a deduplication key in a job needs a queue that deduplicates natively; "
-                "leave it out, or use enqueue_task without a transaction"
-            )
-        message = self._message(task, data, chosen.ordering_key)
-        key = chosen.key(task, [data], self._ttl)
-        return JobSpec(
-            name=task.name,
-            payload=Encoded(message.payload),
-            limit_key=message.limit_key,
-            delay=chosen.delay,
-            priority=chosen.priority,
-            max_attempts=task.max_attempts,
-            ordering_key=chosen.ordering_key,
-            deduplication=None if key is None else Deduplication(key=key.text, mode=key.mode, ttl=key.lasting),
-            after=chosen.after,
-            after_failure=chosen.after_failure,
-            meta=chosen.meta,
-        )
+        return self._enqueuer.spec(task, data, CallOptions(**options))
 
     async def gather(
         self,
@@ -447,14 +388,14 @@ class Tasks:
 
         Otherwise `await memory.drain()` runs it. Nothing reaches the queue, and no store has keys.
         """
-        before = self._own, self._queue
+        before = self._own, self._enqueuer
         queue = queue_in_memory()
-        self._own, self._queue = queue, QueueTasks(queue)
+        self._own, self._enqueuer = queue, replace(self._enqueuer, queue=QueueTasks(queue))
         self._memory = InMemory(queue, self.handlers, eager=eager)
         try:
             yield self._memory
         finally:
-            self._own, self._queue = before
+            self._own, self._enqueuer = before
             self._memory = None
 
     def working_queue(self) -> Queue:
@@ -525,33 +466,6 @@ class Tasks:
     def _check_ours(self, task: Task) -> None:
         if self._tasks.get(task.name) is not task:
             raise ValueError(f"task {task.name!r} was declared elsewhere; enqueue it there")
-
-    def _message(self, task: Task, data: object, ordering_key: str | None) -> TaskMessage:
-        if task.validate is not None:
-            task.validate(data)
-        return TaskMessage(
-            id=new_id(),
-            task=task.name,
-            payload=self._queue.serde.dumps(data),
-            max_attempts=task.max_attempts,
-            ordering_key=ordering_key,
-            limit_key=task.limit_key(data),
-        )
-
-    async def _dispatch(self, messages: list[TaskMessage], chosen: CallOptions, key: TakenKey | None) -> str | None:
-        """Enqueue the messages and return None, or return the id of the job that has the key already."""
-        enqueue = partial(self._queue.enqueue, messages)
-        if isinstance(self._queue, QueueTasks):
-            enqueue = partial(self._queue.enqueue, messages, connection=chosen.connection, meta=chosen.meta)
-        if key is None:
-            return await enqueue(chosen.for_queue())
-        if self._queue.native_deduplication:
-            return await enqueue(chosen.for_queue(key))
-        if self._marks is None:
-            _LOG.debug("task %r is enqueued without deduplication: no store writes conditionally", messages[0].task)
-            return await enqueue(chosen.for_queue())
-        marked = partial(enqueue, chosen.for_queue())
-        return await self._marks.once(key.scope, messages[0].id, as_duration("delay", chosen.delay) + key.ttl, marked)
 
 
 def _queues(given: Queue | Storage | TaskQueue | str, retry: RetryPolicy | None) -> tuple[Queue | None, TaskQueue]:
