@@ -51,7 +51,7 @@ class _Borrowed:
 
     def get_default_isolation_level(self, dbapi_conn: object) -> NoReturn:
         """Ask for none, by cursors of the owner's kind: nothing here would set it back."""
-        raise NotImplementedError
+        raise NotImplementedError  # by which a dialect of SQLAlchemy says that there is no default
 
     def on_connect(self) -> Callable[[DBAPIConnection], None]:
         """Install no functions and no handlers for notices."""

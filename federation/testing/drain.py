@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from workers import Handler, JobState, Queue, RetryPolicy, Worker
 from workers.clock import Clock
 from workers.storage.base import Storage
+from workers.worker.draining import run_while
 from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
 from workers.worker.options import WorkerOptions
 
@@ -46,16 +48,7 @@ async def drain(
         observers=[observe, *observers],
         options=WorkerOptions(grace=timedelta(0), retry=retry),
     )
-    running = asyncio.create_task(worker.run())
-    try:
-        while await _is_due(queue, clock) and not running.done():
-            waiting = asyncio.create_task(changed.wait())
-            await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            changed.clear()
-    finally:
-        worker.stop()
-        await running
+    await run_while(worker, partial(_is_due, queue, clock), changed)
     return attempts
 
 

@@ -102,13 +102,14 @@ class Loopback:
             writer.transport.abort()
             return
         self._connections[task] = writer
+        # A client that goes away, or sends no HTTP, ends its own connection only. The server that leaves cancels this
+        # task, which nobody waits for: asyncio would log it.
+        ends = (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError)
         try:
-            # A client that goes away, or sends no HTTP, ends its own connection only.
-            with suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                while await self._exchange(reader, writer):
-                    pass
-        except asyncio.CancelledError:
-            pass  # the server leaves; nobody else has this task, and asyncio would log it
+            with suppress(*ends):
+                is_open = True
+                while is_open:
+                    is_open = await self._exchange(reader, writer)
         finally:
             del self._connections[task]
             writer.close()

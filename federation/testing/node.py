@@ -77,9 +77,18 @@ class LocalNode:
         Raises:
             RuntimeError: the node is not there yet, or no more.
         """
+        self.check_open()
+        assert self._engine is not None
+        return self._engine
+
+    def check_open(self) -> None:
+        """Accept a node that is there.
+
+        Raises:
+            RuntimeError: it is not there yet, or no more.
+        """
         if self._engine is None:
             raise RuntimeError(f"this {type(self).__name__} is not open: use it in a `with` block, or as a fixture")
-        return self._engine
 
     def owed(self) -> list[OwedActivity]:
         """Return what the application owes to others or has given up, oldest first, without delivering anything."""

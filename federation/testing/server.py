@@ -59,7 +59,7 @@ class LocalServer(ABC):
 
     def open(self) -> None:
         """Be there for the node, until it is closed."""
-        self._node.engine  # noqa: B018 - raises what says that the node has to be opened first
+        self._node.check_open()
         server = Loopback(self._respond)
         background.run(server.open)
         self._server = server

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from workers.jobs import JobState, JobStatus
 from workers.queue import Queue
 from workers.storage.memory import MemorySpace, MemoryStorage
 from workers.worker import Worker, WorkerOptions
+from workers.worker.draining import run_while
 from workers.worker.events import WorkerEvent, WorkerEventKind
 from workers.worker.handlers import Handler
 
@@ -88,16 +90,7 @@ async def _drain(queue: Queue, handlers: Mapping[str, Handler], states: tuple[Jo
     worker = Worker(
         queue.storage, handlers, concurrency=1, observers=[observe], options=WorkerOptions(grace=timedelta(0))
     )
-    running = asyncio.create_task(worker.run())
-    try:
-        while await _left(queue, states) and not running.done():
-            waiting = asyncio.create_task(changed.wait())
-            await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            changed.clear()
-    finally:
-        worker.stop()
-        await running
+    await run_while(worker, partial(_left, queue, states), changed)
     return Drained(completed=completed, errors=tuple(errors))
 
 
