@@ -39,8 +39,8 @@ CERTAIN: Final = ("federation init ", "federation users add ")
 WORKERS: Final = 3
 """The number of workers of a node without tasks of an application; when all are ready, it listens."""
 SECONDS: Final = 120
-ENDING: Final = "import os, signal, threading; threading.Timer(5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-"""Presses Ctrl-C in a program that works until then."""
+LASTING: Final = "app.run()\n"
+"""How a program ends that works until Ctrl-C."""
 
 HEADING_OR_FENCE: Final = re.compile(
     r"^#+ (?P<title>[^\n]+)$|^```(?P<language>\w*)\n(?P<code>.*?)^```$|^(?P<indented>(?:    [^\n]*\n+)+)", re.S | re.M
@@ -152,12 +152,28 @@ class Reader:
         named = re.match(r"# (\w+\.py)\n", block.text)
         if named:
             (self._folder / named[1]).write_text(block.text)
-        ending = ENDING if block.text.endswith("app.run()\n") else ""
-        code = [named[1]] if named else ["-c", ending + block.text]
+        code = [named[1]] if named else ["-c", block.text]
         arguments = [sys.executable, "-W", "error", *code, *ARGUMENTS.get(block.page, ())]
+        if block.text.endswith(LASTING):
+            self._interrupt(arguments, block)
+            return
         told = command(arguments, self._folder, str(block))
-        if told.stderr and "basicConfig" not in block.text and not ending:  # what is logged there is no complaint
+        if told.stderr and "basicConfig" not in block.text:  # one program is about what is logged there
             raise Untrue(f"{block} says on stderr{quoted(told.stderr)}")
+
+    def _interrupt(self, arguments: Sequence[str], block: Block) -> None:
+        """Run what works until Ctrl-C, and press that once it has printed something; it logs, and warns of nothing."""
+        log, printed = self._folder / "log", self._folder / "printed"
+        with log.open("w") as errors, printed.open("w") as output:
+            process = begin([*arguments[:1], "-u", *arguments[1:]], self._folder, stdout=output, stderr=errors)
+        self._running.append(process)
+        deadline = time.monotonic() + SECONDS
+        while not printed.read_text() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        status, told = process.wait(SECONDS), log.read_text()
+        if status or re.search(r"^(?!\S+ \S+ INFO )", told.rstrip("\n"), re.M):
+            raise Untrue(f"{block} ends with status {status}, and says{quoted(told)}")
 
     def type(self, block: Block) -> None:
         """Type each command.

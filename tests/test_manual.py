@@ -133,6 +133,29 @@ def test_a_program_that_is_wrong_is_named(tmp_path: Path, text: str, told: str) 
         reader.program(block)
 
 
+WORKS = 'from workers import Tasks\n\napp = Tasks("memory://")\nprint("begun")\n'
+
+
+@pytest.mark.parametrize(
+    ("between", "told"),
+    [
+        ("", None),
+        ("import logging, sys; logging.basicConfig(); logging.warning('odd')\n", "status 0, and says.*odd"),
+        ("raise SystemExit(3)\n", "status 3"),
+    ],
+    ids=["works", "warns", "fails"],
+)
+def test_a_program_that_works_until_ctrl_c_gets_one(tmp_path: Path, between: str, told: str | None) -> None:
+    """It may log what it does, and nothing else."""
+    block = manual.Block("page.md", "Title", 7, "python", f"{WORKS}{between}app.run()\n")
+    with manual.Reader(tmp_path) as reader:
+        if told is None:
+            reader.program(block)
+            return
+        with pytest.raises(manual.Untrue, match=rf"(?s)^page\.md:7 ends with {told}"):
+            reader.program(block)
+
+
 @pytest.mark.parametrize("app", ["django", "fastapi", "flask"])
 def test_an_example_is_asked_as_shown(app: str) -> None:
     """Where it listens unless it is told otherwise, for what it reads."""
