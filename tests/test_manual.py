@@ -133,7 +133,17 @@ def test_a_program_that_is_wrong_is_named(tmp_path: Path, text: str, told: str) 
         reader.program(block)
 
 
-WORKS = 'from workers import Tasks\n\napp = Tasks("memory://")\nprint("begun")\n'
+WORKS = """\
+from workers import Tasks
+
+app = Tasks("sqlite:///jobs.db")
+
+@app.task
+async def begin() -> None:
+    print("begun")
+
+begin.sync.enqueue()
+"""
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ class QueueOptions(WorkerOptions):
     def __post_init__(self) -> None:
         WorkerOptions.__post_init__(self)  # `super()` does not know a class with slots
         check_retention(self.keep_failed)
+        if not isinstance(self.limits, Mapping) or not all(isinstance(each, Limit) for each in self.limits.values()):
+            raise TypeError(f"limits are by name, as {{'send': Limit('10/s')}}, not {self.limits!r}")
         object.__setattr__(self, "lease", as_lease("lease", self.lease))
         object.__setattr__(self, "observers", tuple(self.observers))
         for observer in self.observers:

@@ -61,6 +61,8 @@ class Queue:
         result_ttl: timedelta | int = timedelta(hours=1),
         options: QueueOptions = QueueOptions(),  # noqa: B008 - it is frozen
     ) -> None:
+        if not isinstance(options, QueueOptions):
+            raise TypeError(f"options of a queue are QueueOptions(...), not {options!r}")
         makes_tables = isinstance(storage, str) if options.makes_tables is None else options.makes_tables
         self.storage = storage = open_storage(storage) if isinstance(storage, str) else storage
         self._options = options

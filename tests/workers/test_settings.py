@@ -40,6 +40,7 @@ def _worker(**settings: Any) -> Worker:  # Any: likewise
         ("lease", timedelta(0)),
         ("lease", float("nan")),
         ("grace", "20"),
+        ("grace", -1),
         ("worker_id", ""),
         ("on_failed", 5),
         ("not_ready", True),
@@ -64,6 +65,9 @@ def test_a_wrong_setting_of_queues_and_workers_is_told_by_name(
         (lambda: _queue(max_attempts=0), "max_attempts"),
         (lambda: _queue(keep_failed=5), "retention"),
         (lambda: _queue(observers=[5]), "observers"),
+        (lambda: _queue(limits=5), "limits are by name"),
+        (lambda: _queue(limits={"send": "10/s"}), "limits are by name"),
+        (lambda: Queue("memory://", options=WorkerOptions()), "QueueOptions"),  # type: ignore[arg-type]  # refused
         (lambda: _worker(poll_interval=0), "poll_interval"),
         (lambda: _worker(max_stalls="3"), "max_stalls"),
         (lambda: _worker(crons=[Cron(name="c", job="j", pattern="3 * * *")]), "4 fields, not five or six"),

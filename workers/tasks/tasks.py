@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,8 +46,6 @@ R = TypeVar("R")
 KV_PREFIX: Final = ("_federation", "task_deduplication")
 CONCURRENCY: Final = 10
 """How many tasks run at a time where there was no queue that says so."""
-
-_LOG = logging.getLogger(__name__)
 
 
 class Tasks:
@@ -415,8 +413,16 @@ class Tasks:
         It logs to stderr, unless the program logs already. `python -m workers run module:app` does the same, and more.
 
         Raises:
+            RuntimeError: it is not the main thread, which alone gets signals.
+            ValueError: no task is declared.
             StorageError: the storage is not fit for use.
         """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "run() works until a signal, which only the main thread gets; here, use `async with app:`"
+            )
+        if not self._tasks:
+            raise ValueError("there is no task to run: declare one, `@app.task`, in a module that is imported before")
         start_logging()
         asyncio.run(self._work(concurrency, grace))
 

@@ -55,7 +55,10 @@ class WorkerOptions:
         check_whole("max_stalls", self.max_stalls, 0, MAX_ATTEMPTS)
         if self.worker_id is not None:
             check_text("worker id", self.worker_id)
-        object.__setattr__(self, "grace", as_duration("grace", self.grace))
+        grace = as_duration("grace", self.grace)
+        if grace < timedelta(0):
+            raise ValueError(f"grace is a time from zero on, not {grace!r}")
+        object.__setattr__(self, "grace", grace)
         object.__setattr__(self, "poll_interval", as_positive("poll_interval", self.poll_interval))
         object.__setattr__(self, "middlewares", tuple(self.middlewares))
         object.__setattr__(self, "crons", tuple(self.crons))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -159,6 +160,16 @@ async def test_a_program_works_until_a_signal_ends_it(
         process.kill()
         process.wait()
         await queue.stop()
+
+
+async def test_what_cannot_run_is_told(tmp_path: Path) -> None:
+    """Where there is no task, and where no signal would come."""
+    app = Tasks(f"sqlite:///{tmp_path}/jobs.db")
+    with pytest.raises(RuntimeError, match="async with app"):
+        await asyncio.to_thread(app.run)
+    code = "from workers import Tasks; Tasks('sqlite:///jobs.db').run()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "declare one, `@app.task`" in done.stderr
 
 
 async def test_tasks_of_another_queue_are_run_by_it(tmp_path: Path) -> None:
