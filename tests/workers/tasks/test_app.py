@@ -162,11 +162,13 @@ async def test_a_program_works_until_a_signal_ends_it(
         await queue.stop()
 
 
-async def test_what_cannot_run_is_told(tmp_path: Path) -> None:
-    """Where there is no task, and where no signal would come."""
-    app = Tasks(f"sqlite:///{tmp_path}/jobs.db")
+async def test_a_run_outside_the_main_thread_is_refused(tmp_path: Path) -> None:
+    """Where no signal would come."""
     with pytest.raises(RuntimeError, match="async with app"):
-        await asyncio.to_thread(app.run)
+        await asyncio.to_thread(Tasks(f"sqlite:///{tmp_path}/jobs.db").run)
+
+
+def test_a_run_without_tasks_says_how_to_declare_one(tmp_path: Path) -> None:
     code = "from workers import Tasks; Tasks('sqlite:///jobs.db').run()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "declare one, `@app.task`" in done.stderr
