@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -12,6 +14,13 @@ from federation.protocol.urls import MAX_URL_CHARACTERS
 DELETE: Final = "Delete"
 MOST_OF_URL: Final = MAX_URL_CHARACTERS
 """In bytes: an index of PostgreSQL takes no more than 2 704, and it is not told from a database that is away."""
+
+
+MOST_NESTED: Final = 100
+"""Levels: what is read here is read again by a worker, which may be closer to Python's own bound."""
+_TEXTS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_OTHERS: Final = bytes(each for each in range(256) if each not in b"[]{}")
+_STEPS: Final = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
 
 
 class NoActivity(Exception):
@@ -65,6 +74,8 @@ def read_posted(body: bytes) -> PostedActivity:
         activity = _ACTIVITY.decode(body)
     except (ValueError, RecursionError):
         raise NoActivity("The body is no JSON object with the type and the actor of an activity") from None
+    if is_nested(body, MOST_NESTED):
+        raise NoActivity(f"The activity is nested more than {MOST_NESTED} levels deep")
     if not activity.kind.isprintable() or not 0 < len(activity.kind) <= MAX_TYPE_CHARACTERS:
         raise NoActivity("The activity has no type")
     if not activity.actor_id.isprintable():
@@ -72,6 +83,14 @@ def read_posted(body: bytes) -> PostedActivity:
     if any(len(url.encode()) > MOST_OF_URL for url in (activity.actor_id, activity.id or "")):
         raise NoActivity(f"The activity has an id, or an actor, of more than {MOST_OF_URL} bytes")
     return activity
+
+
+def is_nested(text: bytes, most: int) -> bool:
+    """Tell whether a JSON text has more than `most` levels; one of a mebibyte takes a tenth of a second at worst."""
+    if text.count(b"[") + text.count(b"{") <= most:
+        return False
+    brackets = _TEXTS.sub(b"", text).translate(None, _OTHERS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets))) > most
 
 
 def _id(named: str | _Identified) -> str:
