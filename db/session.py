@@ -322,8 +322,11 @@ class OwnDatabase:
         """Refuse a connection to another database. It may take a query in the caller's transaction.
 
         Raises:
-            ForeignDatabase: it is not.
+            ForeignDatabase: it is one.
+            ValueError: the connection is in autocommit, where a rollback would leave what was written.
         """
+        if connection._is_autocommit_isolation():  # nothing public knows what its engine was made with
+            raise ValueError("this connection is in autocommit; begin a transaction, for what is owed to be part of it")
         if connection.engine in self._known:
             return
         self.learn()

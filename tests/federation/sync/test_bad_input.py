@@ -113,6 +113,12 @@ def test_what_is_closed_or_in_autocommit_is_refused(place: dict[str, str], engin
     connection.close()
     with pytest.raises(ValueError, match="closed"):
         owe(connection)
+    automatic = create_engine(engine.url, isolation_level="AUTOCOMMIT")
+    with Session(automatic) as session, pytest.raises(ValueError, match="autocommit"):
+        owe(session)
+    with automatic.connect() as connection, pytest.raises(ValueError, match="autocommit"):
+        owe(connection)
+    automatic.dispose()
     lite = sqlite3.connect(str(engine.url.database), isolation_level=None)
     with pytest.raises(ValueError, match="autocommit"):
         owe(lite)
