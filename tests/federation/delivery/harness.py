@@ -115,6 +115,16 @@ class Site:
         self._happened = asyncio.Event()
         self._worker: Worker | None = None
         self._running: asyncio.Task[None] | None = None
+        self._usual = self._options(_GRACE)  # ahead of any delivery, as in a node
+
+    def _options(self, grace: timedelta) -> WorkerOptions:
+        settings = self.federation.settings
+        return WorkerOptions(
+            overtime=settings.federation_overtime,
+            not_ready=self.federation.database_watch.not_ready,
+            grace=grace,
+            retry=delivery_backoff(settings),
+        )
 
     def start(self, *, grace: timedelta = _GRACE) -> None:
         """A worker runs on the queue; nothing happens if one does."""
@@ -127,12 +137,7 @@ class Site:
             concurrency=settings.federation_delivery_concurrency,
             lease=settings.federation_lease,
             observers=[log_event, self._observe],
-            options=WorkerOptions(
-                overtime=settings.federation_overtime,
-                not_ready=self.federation.database_watch.not_ready,
-                grace=grace,
-                retry=delivery_backoff(settings),
-            ),
+            options=self._usual if grace == _GRACE else self._options(grace),
         )
         self._running = asyncio.create_task(self._worker.run())
 
