@@ -34,7 +34,7 @@ VERSION_TABLE = "federation_alembic_version"
 """A host application may keep its own Alembic history in the same database."""
 
 _FIRST: Final = "0100"
-"""The migration of 0.3, from which on every version upgrades the databases of those before it; theirs had smaller
+"""The migration of 1.0, from which on every version upgrades the databases of those before it; theirs had smaller
 numbers."""
 
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
@@ -77,7 +77,7 @@ def upgrade(url: str, *, host_tables: bool = False) -> tuple[str, ...]:
 
     Raises:
         DatabaseUrlError: see `Database`.
-        alembic.util.CommandError: the database was migrated by a newer version of this program, or by one before 0.3.
+        alembic.util.CommandError: the database was migrated by a newer version of this program, or by one before 1.0.
         HostTablesError: tables of the host's own are in the way of `host_tables`; nothing was changed.
     """
     from alembic import command
@@ -101,7 +101,7 @@ def _refuse_unpublished(connection: Connection) -> None:
     version = schema_version(connection)
     if version.is_unpublished:
         raise CommandError(
-            f"the database is at migration {version.current}, which is of a version before 0.3, and cannot be upgraded;"
+            f"the database is at migration {version.current}, which is of a version before 1.0, and cannot be upgraded;"
             f" nothing was changed: {version.remedy}"
         )
 

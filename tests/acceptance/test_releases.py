@@ -1,4 +1,4 @@
-"""The databases of earlier releases, from 0.3 on: each is upgraded, and delivers what it owes. And their settings."""
+"""The databases of earlier releases, from 1.0 on: each is upgraded, and delivers what it owes. And their settings."""
 
 from __future__ import annotations
 

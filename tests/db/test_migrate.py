@@ -321,7 +321,7 @@ def test_a_database_of_a_version_before_the_first_release_is_refused(database_ur
         with engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE federation_alembic_version (version_num VARCHAR(32) NOT NULL)")
             connection.exec_driver_sql(f"INSERT INTO federation_alembic_version VALUES ('{revision}')")
-        with pytest.raises(CommandError, match=rf"migration {revision}.*before 0\.3.*a new database"):
+        with pytest.raises(CommandError, match=rf"migration {revision}.*before 1\.0.*a new database"):
             upgrade(database_url)
         with engine.begin() as connection:
             assert inspect(connection).get_table_names() == ["federation_alembic_version"]

@@ -123,7 +123,7 @@ def _look(connection: Connection) -> Schema:
 
 def _behind(version: SchemaVersion) -> str:
     at = f"is at migration {version.current}" if version.current else "has none of our tables"
-    old = " and upgrades none of before 0.3" if version.is_unpublished else ""
+    old = " and upgrades none of before 1.0" if version.is_unpublished else ""
     return f"the database {at}, this version needs {version.expected}{old}; {version.remedy}"
 
 

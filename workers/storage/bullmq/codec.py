@@ -58,7 +58,7 @@ _TELEMETRY_OPTION: Final = "tm"
 """Where BullMQ keeps what its `telemetry` says of a job: JSON, in which the trace context goes by W3C's names."""
 _OURS_OPTION: Final = "workers"
 """In the options of each job that we enqueued: a lost lease is an attempt of it. In BullMQ it is none; see `is_ours`
-in `lua/origin.lua`. Versions before 0.3 did not write it, and their jobs read as those of another producer.
+in `lua/origin.lua`. Versions before 1.0 did not write it, and their jobs read as those of another producer.
 """
 _REWRITTEN: Final = frozenset(
     (

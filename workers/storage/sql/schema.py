@@ -39,7 +39,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, SchemaItem
 from workers.errors import StorageError
 
 VERSION: Final = 11
-"""The smaller ones were those of checkouts before 0.3."""
+"""The smaller ones were those of checkouts before 1.0."""
 
 metadata: Final = MetaData()
 _FUNCTIONS: Final = (
