@@ -88,6 +88,10 @@ def pictures() -> Iterator[str]:
     yield from (f"{path} is large" for path in files if path.stat().st_size >= LARGEST_PICTURE_BYTES)
 
 
+MERGED: Final = 40
+"""Characters of a line from which on it stands twice by a merge of both sides, not by chance."""
+
+
 def changelog() -> Iterator[str]:
     """Yield where CHANGELOG.md is not in the form of Keep a Changelog, or has a release after the one worked on."""
     parts = re.split(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
@@ -98,6 +102,12 @@ def changelog() -> Iterator[str]:
     if f"v{base}" in _tags() and releases[0].partition(" - ")[0] != base:
         yield f"CHANGELOG.md has no release {base}, and this commit has its tag"
     yield from (f"CHANGELOG.md: {each} has no date" for each in releases if not _has_date(each))
+    versions = [each.partition(" - ")[0] for each in releases]
+    yield from (
+        f"CHANGELOG.md has two headings of {each}" for each in sorted(set(versions)) if versions.count(each) > 1
+    )
+    lines = [line for line in "".join(parts).splitlines() if len(line) > MERGED]
+    yield from (f"CHANGELOG.md says twice: {each}" for each in sorted(set(lines)) if lines.count(each) > 1)
     for release, text in zip(parts[::2], parts[1::2], strict=True):
         preface, *entries = re.split(r"^### (.+)$", text, flags=re.MULTILINE)
         if "\n- " in preface or not all("\n- " in entry for entry in entries[1::2]):
