@@ -31,6 +31,8 @@ whoever whom whose why with without your
 """
 NO_VERBS: Final = frozenset(WORDS.split())
 LARGEST_PICTURE_BYTES: Final = 150_000
+MERGED: Final = 40
+"""Characters of a line from which on it stands twice by a merge of both sides, not by chance."""
 KINDS: Final = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 
 
@@ -86,10 +88,6 @@ def pictures() -> Iterator[str]:
         if name not in taken & shown & {path.stem for path in files}:
             yield f"docs/dashboard/{name}.png is not there, not taken or not shown"
     yield from (f"{path} is large" for path in files if path.stat().st_size >= LARGEST_PICTURE_BYTES)
-
-
-MERGED: Final = 40
-"""Characters of a line from which on it stands twice by a merge of both sides, not by chance."""
 
 
 def changelog() -> Iterator[str]:
