@@ -16,7 +16,7 @@ from tests.servers import free_port
 PAGE = Path(__file__).parents[2] / "docs" / "two-nodes.md"
 VARIES = re.compile(r"\b[0-9a-f]{4}\.\.\.|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}\b|\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b")
 """Ids, as they are and as the page shortens them, and times."""
-WAITS = "until grep -q node_serving log; do sleep 1; done"
+WAITS = "until grep -qs node_serving log; do sleep 1; done"
 """What a shell does between a node's start and its first request, or it would come too early."""
 REPEATED = ("federation deliveries stats", "federation received")
 """What a reader looks at until it shows what has just happened."""
