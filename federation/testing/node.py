@@ -8,22 +8,26 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
+from db.migrate import upgrade
+from db.url import sqlite_file
+from federation.base.queues.queue import queue_names
+from federation.base.queues.storages import open_storage
 from federation.base.settings.settings import Settings
 from federation.protocol.keys import EncryptionKeyPair, OwnKeys, SigningKeyPair
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import has_nodes, release_all
 from federation.sync.process import close as close_plain
 from federation.testing.clock import MovableClock
-from federation.testing.database import prepare
 from federation.testing.engine import Engine, OwedActivity
 from federation.testing.loopback import HOST
 from federation.testing.network import Network
 from workers.background import background
 from workers.homes import Home
+from workers.storage.sql import SqlStorage
 
 OWN_URL: Final = "https://node.example"
 CLOSING_SECONDS: Final = 10.0
@@ -109,7 +113,7 @@ class LocalNode:
         with ExitStack() as stack:
             values = self._values(stack)
             settings = Settings.from_values(values)
-            prepare(settings)
+            _prepare(settings)
             stack.enter_context(_Environment(values))
             self._engine = background.run(partial(_engine, settings, self.clock, self.network))
             stack.callback(self._end)
@@ -183,3 +187,37 @@ class _Environment:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def _prepare(settings: Settings) -> None:
+    """Give the database all tables, and those of a host application. A file that is not there yet is copied."""
+    file = sqlite_file(settings.database_url.get_secret_value())
+    if file is None or file.exists() or settings.queue_url is not None or settings.redis_url is not None:
+        _make(settings)
+        return
+    file.touch(mode=0o600)
+    file.write_bytes(_template(settings.federation_activitypub))
+
+
+@cache
+def _template(with_activitypub: bool) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="federation-") as folder:
+        file = Path(folder, "template.sqlite3")
+        values = {"DATABASE_URL": f"sqlite:///{file}", "FEDERATION_ACTIVITYPUB": with_activitypub}
+        _make(Settings.from_values(values))
+        return file.read_bytes()
+
+
+def _make(settings: Settings) -> None:
+    """Do what `federation upgrade --host-tables` does."""
+    upgrade(settings.database_url.get_secret_value(), host_tables=True)
+    for name in queue_names(settings):
+        storage = open_storage(settings, name)
+        if isinstance(storage, SqlStorage):
+            background.run(partial(_known, storage))
+
+
+async def _known(storage: SqlStorage) -> None:
+    await storage.migrate()
+    await storage.connect()
+    await storage.disconnect()

@@ -32,7 +32,6 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 from db import DEFAULT_WIRE, DeliveryState, LinkState, ServerHealth
 from federation.analytics.days import DAY, MONTH, WEEK, midnight, seconds_between
 from federation.analytics.figures.actions import PARK_AFTER, UNTOLD, advise
-from federation.analytics.figures.blacklist import refused
 from federation.analytics.figures.daily import share
 from federation.analytics.figures.keys import vouched_for
 from federation.analytics.figures.outages import outage_figures
@@ -49,6 +48,7 @@ from federation.analytics.frames import (
     as_it_is,
 )
 from federation.codes import FORGERIES, OWN_FAULTS
+from federation.servers.blacklist_rules import STAR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -249,7 +249,7 @@ def _standing(known: DataFrame, blacklist: DataFrame, outages: DataFrame) -> Dat
     )
     is_down = F.coalesce("is_down", F.lit(False))
     return (
-        known.join(refused(known, blacklist), "server_url", "left")
+        known.join(_refused(known, blacklist), "server_url", "left")
         .join(last, "server_url", "left")
         .select(
             "server_url",
@@ -265,6 +265,31 @@ def _standing(known: DataFrame, blacklist: DataFrame, outages: DataFrame) -> Dat
             .when(is_down, F.col("down_since"))
             .otherwise(F.coalesce("up_since", "created_at"))
             .alias("state_since"),
+        )
+    )
+
+
+def _refused(servers: DataFrame, blacklist: DataFrame) -> DataFrame:
+    """Return those of `servers` that a rule covers, by its URL or for a domain that it is in, as in the node.
+
+    Their columns are `server_url`, `blacklisted_at`, `blacklist_reason`. Servers are looked up by their own names and
+    the domains above, so that the work does not grow with the rules.
+    """
+    labels = F.split(F.lower(F.regexp_extract("server_url", r"^[A-Za-z]+://([^:/\[]+)", 1)), r"\.")
+    domains = F.transform(
+        F.sequence(F.lit(1), F.size(labels)),
+        lambda place: F.concat(F.lit(STAR), F.array_join(F.slice(labels, place, F.size(labels)), ".")),
+    )
+    rules = blacklist.withColumnRenamed("server_url", "rule")
+    covering = F.explode(F.array_append(domains, F.col("server_url")))
+    return (
+        servers.select("server_url", covering.alias("rule"))
+        .join(rules, "rule")
+        .groupBy("server_url")
+        .agg(
+            F.min("created_at").alias("blacklisted_at"),
+            F.max_by("reason", "created_at").alias("blacklist_reason"),
+            F.lit(True).alias("is_blacklisted"),
         )
     )
 
