@@ -1,9 +1,10 @@
 """How fast a queue is as users run it: the producer and the worker in processes of their own, with default settings.
 
     python scripts/bench_apart.py [--systems redis bullmq node-bullmq bull node-bull ...] [--jobs 10000]
-        [--concurrency 50 10] [--repeat 7] [--against COMMIT] [--markdown]
+        [--concurrency 50 10] [--repeat 7] [--against COMMIT]
+        [--peers-python PYTHON] [--markdown]
 
-Each measurement has a fresh server, a producer process and a worker process, ours in Python or a peer's in Node:
+Each measurement has a fresh server, a producer process and a worker process, ours or a peer's:
 
 - *enqueued*: jobs per second that one caller adds one after the other, each when the one before is acknowledged;
 - *in bulk*: jobs per second that it adds 500 at a time;
@@ -13,7 +14,8 @@ Each measurement has a fresh server, a producer process and a worker process, ou
 
 Payloads are 1 KB. Completed jobs are kept for an hour by both sides, as our default is. Systems are measured in turn
 and the medians of `--repeat` rounds are shown: tables on stderr, one JSON object on stdout; with `--markdown` the
-tables on stdout instead. Node's systems need Node; the `dev` extra brings the servers.
+tables on stdout instead. Node's systems need Node, and those of other queues for Python on PostgreSQL an environment
+with them (Oban wants Python 3.12); the `dev` extra brings the servers.
 
 `--against COMMIT` measures our systems with the code of that commit, too, in turns with this checkout's. Under each
 such pair stands the ratio, the median of those of the runs side by side (`bench/trees.py` says what is another's).
@@ -42,7 +44,7 @@ def main() -> None:
     options = parse()
     unwind_when_terminated()
     apart.install(options.systems)
-    versions = apart.versions(options.systems)
+    versions = apart.versions(options.systems, options.peers_python)
     with trees(options.against) as measured:
         groups = list(rows_to_compare(options, measured))
         for turn in range(options.repeat):
@@ -65,7 +67,7 @@ def rows_to_compare(options: argparse.Namespace, measured: Sequence[Tree]) -> It
                 Row(
                     table=f"producer and worker apart, concurrency {concurrency}",
                     labels={"queue": system, **({"code": tree.name} if own and len(measured) > 1 else {})},
-                    measure=partial(apart.measured, system, concurrency, options.jobs, tree),
+                    measure=partial(apart.measured, system, concurrency, options.jobs, options.peers_python, tree),
                 )
                 for tree in (measured if own else measured[:1])
             ]
@@ -73,10 +75,11 @@ def rows_to_compare(options: argparse.Namespace, measured: Sequence[Tree]) -> It
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", nargs="+", default=list(apart.SYSTEMS), choices=list(apart.SYSTEMS))
+    parser.add_argument("--systems", nargs="+", default=apart.WITHOUT_PEERS_PYTHON, choices=list(apart.SYSTEMS))
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--concurrency", nargs="+", type=int, default=[50, 10])
     parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--peers-python", metavar="PYTHON", default=sys.executable, help="has pgqueuer and Oban")
     parser.add_argument("--against", metavar="COMMIT", help="see above")
     parser.add_argument("--markdown", action="store_true")
     return parser.parse_args()

@@ -55,7 +55,24 @@ const bull = () => {
   };
 };
 
-const system = name.startsWith("bullmq") ? bullmq() : bull();
+const bull4 = () => {
+  const queue = new required("bench", url);
+  const opts = { removeOnComplete: KEPT, removeOnFail: KEPT };
+  let given;
+  return {
+    ready: () => queue.isReady(),
+    add: () => queue.add(data(), opts),
+    addMany: (count) => queue.addBulk(Array.from({ length: count }, () => ({ data: data(), opts }))),
+    work: (handle) => {
+      if (given === undefined) queue.process(Number(concurrency), (job) => given(job));
+      else queue.resume(true);
+      given = handle;
+      return () => queue.pause(true);
+    },
+  };
+};
+
+const system = { bullmq, "bullmq-6": bullmq, "bull-4": bull4, "bull-1.1.3": bull }[name]();
 
 const calls = {
   one_by_one: async (count) => {
