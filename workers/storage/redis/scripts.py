@@ -8,7 +8,7 @@ from typing import Final
 
 from workers.errors import StorageDamaged, StorageError, StorageFull
 from workers.storage.on_redis.errors import FULL
-from workers.storage.on_redis.scripts import CONFIRMED, Script, ScriptCall, assembled
+from workers.storage.on_redis.scripts import CONFIRMED, Script, ScriptCall, assembled, joined
 from workers.storage.on_redis.server import RedisServer
 from workers.storage.on_redis.wire import Reply
 
@@ -49,7 +49,8 @@ def scripts() -> Mapping[str, Script]:
         name: assembled(__package__, "keys", "queue", *_declaring(name), "holding", *parts, name)
         for name, parts in PARTS.items()
     }
-    return working | {"repair": assembled(__package__, "keys", "quarantine", "repair")}
+    alone = Script.of(joined(__package__, "alone") + working["enqueue"].text)
+    return working | {"enqueue": alone, "repair": assembled(__package__, "keys", "quarantine", "repair")}
 
 
 def loaded_scripts() -> Sequence[Script]:
