@@ -106,7 +106,7 @@ class Jobs(QueuePart):
     async def _add(self, jobs: Sequence[NewJob], confirmed: bool) -> list[EnqueueResult]:
         now_ms = self._queue.now_ms()
         if all(map(_is_plain, jobs)):
-            answers = await self._add_plain(jobs, now_ms, confirmed)
+            answers: Sequence[Sequence[Reply]] = await self._add_plain(jobs, now_ms, confirmed)
         else:
             units: list[tuple[Command, ...]] = [
                 (("EXISTS", self._lua.job(raw)), self._insertion(job, raw, now_ms))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -12,7 +13,7 @@ from tests.workers.storage.bullmq.test_exchange_script import NOW, Side
 from workers.storage.bullmq.scripts import BullMQScripts
 
 LINES = ("wait", "paused", "meta", "id", "completed", "delayed", "active", "events", "marker")
-JOBS = [
+JOBS: list[tuple[str, str, str, Mapping[str, object]]] = [
     ("a", "n", "{}", {"attempts": 3, "jobId": "a", "removeOnComplete": {"age": 3600}}),
     ("there", "n", '"another"', {}),
     ("b", "other", '"é"', {"lifo": True, "backoff": {"type": "exponential", "delay": 0.5}}),
@@ -21,7 +22,7 @@ JOBS = [
 ]
 
 
-def stock_adding(lua: BullMQScripts, raw: str, name: str, data: str, options: dict[str, object]) -> tuple[Any, ...]:
+def stock_adding(lua: BullMQScripts, raw: str, name: str, data: str, options: Mapping[str, object]) -> tuple[Any, ...]:
     """The call of BullMQ's own script that adds a job."""
     arguments = msgpack.packb([lua.base, raw, name, NOW, None, None, None, None, None])
     keys = [lua[line] for line in LINES]
