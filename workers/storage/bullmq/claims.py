@@ -18,6 +18,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
+from workers.clock import monotonic
 from workers.errors import LossReason, StorageDamaged, StorageError, StorageUnavailable, WorkersError
 from workers.jobs import (
     Claim,
@@ -148,6 +149,11 @@ def _answers(reply: Reply, jobs: int) -> list[Reply]:
     return list(map(checked, reply[0])) if isinstance(reply, list) else [reply] * jobs
 
 
+GUARD_SECONDS: Final = 10.0
+"""How long plain claims do without a look of `guard`, which takes longer than they do.
+
+They check what they take, as the claims that travel with settlements do. The look also finds what no claim meets.
+"""
 CLAIMED_AT_ONCE: Final = 1_000
 """How many jobs are asked for in one round trip at most."""
 
@@ -165,6 +171,7 @@ class Claims:
         self._schedules = Schedules(queue)
         self._endings = Endings(queue)
         self._unread = Unread[str]()
+        self._guarded_until = 0.0  # by this process's clock
 
     async def claim(self, worker_id: str, leases: Mapping[str, timedelta], limit: int) -> list[Claim]:
         """See `Storage.claim`; if it is cancelled meanwhile, what it claimed is released.
@@ -188,7 +195,18 @@ class Claims:
         return claims
 
     async def _claim(self, worker_id: str, leases: Mapping[str, timedelta], count: int) -> list[BullMQClaim]:
-        """Claim in one round trip."""
+        """Claim in one round trip, or in two where something is out of the ordinary."""
+        if monotonic() < self._guarded_until and count <= JOBS_A_SCRIPT and not self._queue.server.confirms:
+            ride = Ride(worker_id, max(leases.values()), count, self._queue.now_ms())
+            with self._unread.claiming(ride.wanted.tokens):
+                _, claimed_with = await end(self._queue, [], ride.wanted, *self._queue.seen(worker_id))
+            ride.arrive(claimed_with)
+            if ride.arrived:
+                return await self._taken(ride.taken, worker_id, leases)
+        return await self._claim_guarded(worker_id, leases, count)
+
+    async def _claim_guarded(self, worker_id: str, leases: Mapping[str, timedelta], count: int) -> list[BullMQClaim]:
+        """Claim behind a look of `guard`."""
         tokens = new_tokens(worker_id)
         scripts = claiming(self._queue, tokens, lock_ms(max(leases.values())), count)
         with self._unread.claiming(tokens):
@@ -200,6 +218,7 @@ class Claims:
         failure = failure or failed
         if failure is not None and not taken:
             raise failure
+        self._guarded_until = monotonic() + GUARD_SECONDS if failure is None else 0.0
         return await self._taken(taken, worker_id, leases)
 
     async def _give_back(self, tokens: str) -> None:

@@ -93,10 +93,13 @@ local function end_all()
   return answers
 end
 
--- Tell whether the next claims are of a queue without rules: none that is due only now, no pause, no limit of any kind.
+-- Tell whether the next claims are of a queue without rules: none that is due only now, no pause, no limit of any kind, and
+-- no queue that may be one of Bull, which makes neither `events` nor `meta`.
 -- Whatever is out of the ordinary is claimed behind a look of `guard`.
 local function is_plain()
   if rules[1] or rules[2] or rules[3] or type(redis.pcall('ZCARD', KEYS[11])) == 'table' then
+    return false
+  elseif lengths[4] == 0 and redis.call('EXISTS', KEYS[4], KEYS[9]) == 0 then
     return false
   end
   local due = redis.pcall('ZRANGEBYSCORE', KEYS[7], 0, string.format('%.0f', (tonumber(ARGV[4]) + 1) * 0x1000 - 1), 'LIMIT', 0, 1)
