@@ -130,7 +130,7 @@ class QueueConnection:
         alone = job.belongs_to_others or len(job.payload) > BATCH_BYTES
         if alone or self._storage.capabilities.transactions or some_are_held():
             return (await self._storage.enqueue([job]))[0]
-        return await self._batcher.ask(job)
+        return await self._batcher.ask_at_once(job)
 
     async def store_many(self, jobs: Sequence[NewJob], connection: object | None) -> list[EnqueueResult]:
         """Store the jobs of one call, in portions unless they have to be one step; other tasks go on meanwhile."""

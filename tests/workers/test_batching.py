@@ -93,6 +93,21 @@ async def test_who_comes_during_a_call_shares_the_next() -> None:
     assert doubling.groups == [[1], [2, 3]]
 
 
+async def test_who_asks_alone_waits_for_no_batch() -> None:
+    """The call is made in the asker's own task; what others ask meanwhile is a batch beside it."""
+    doubling = Doubling()
+    alone = asyncio.create_task(doubling.batcher.ask_at_once(1))
+    rest = [asyncio.create_task(doubling.batcher.ask_at_once(item)) for item in (2, 3)]
+    await asyncio.sleep(0)
+    assert doubling.groups == [[1]]
+    late = asyncio.create_task(doubling.batcher.ask_at_once(4))
+    assert await doubling.answers([alone, *rest, late]) == [2, 4, 6, 8]
+    assert doubling.groups[0] == [1]
+    assert sorted(item for group in doubling.groups[1:] for item in group) == [2, 3, 4]
+    assert isinstance((await asyncio.gather(doubling.batcher.ask_at_once(-1), return_exceptions=True))[0], ValueError)
+    assert await doubling.batcher.ask_at_once(5) == 10
+
+
 async def test_one_fault_costs_no_neighbour_anything() -> None:
     """What makes a group fail is asked about again one by one."""
     doubling = Doubling()

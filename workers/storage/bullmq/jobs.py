@@ -34,6 +34,7 @@ from workers.storage.bullmq.listener import CANCEL_REQUESTED_EVENT
 from workers.storage.bullmq.record import STATE_FIELDS, BullMQRecord, cancelled_run, reading, record
 from workers.storage.bullmq.scripts import CANCELLED, Finish
 from workers.storage.bullmq.server import Contended, Reply
+from workers.storage.on_redis.errors import checked
 from workers.storage.on_redis.node_values import ERROR_FIELD, decode_bytes, encode_bytes, to_ms
 from workers.storage.on_redis.wire import Command
 from workers.storage.rules import STARTS_ANEW, check_fits_redis, link_is_over
@@ -74,6 +75,11 @@ def unknown_to_bullmq(job: NewJob) -> str | None:
     return NO_URGENT_PRIORITIES if job.priority < 0 else None
 
 
+def _is_plain(job: NewJob) -> bool:
+    """Tell whether the job has nothing that another script of BullMQ's is for."""
+    return not (isinstance(job, BullMQJob) or job.delay or job.priority)
+
+
 def refuse_unknown_to_bullmq(job: NewJob) -> None:
     """Accept jobs that BullMQ can express.
 
@@ -99,19 +105,29 @@ class Jobs(QueuePart):
 
     async def _add(self, jobs: Sequence[NewJob], confirmed: bool) -> list[EnqueueResult]:
         now_ms = self._queue.now_ms()
-        raws = [encode_id(job.id) for job in jobs]
-        units: list[tuple[Command, ...]] = [
-            (("EXISTS", self._lua.job(raw)), self._insertion(job, raw, now_ms))
-            for job, raw in zip(jobs, raws, strict=True)
-        ]
+        if all(map(_is_plain, jobs)):
+            answers: Sequence[Sequence[Reply]] = await self._add_plain(jobs, now_ms, confirmed)
+        else:
+            units: list[tuple[Command, ...]] = [
+                (("EXISTS", self._lua.job(raw)), self._insertion(job, raw, now_ms))
+                for job, raw in ((job, encode_id(job.id)) for job in jobs)
+            ]
+            answers = await self._queue.server.run_atomic(units, confirmed=confirmed)
         results: list[EnqueueResult] = []
-        for job, (existed, added) in zip(
-            jobs, await self._queue.server.run_atomic(units, confirmed=confirmed), strict=False
-        ):
+        for job, (existed, added) in zip(jobs, answers, strict=False):
             if isinstance(added, StorageError):
                 raise added
             results.append(await self._add_again(job, confirmed) if existed else await self._added(job, added))
         return results
+
+    async def _add_plain(self, jobs: Sequence[NewJob], now_ms: int, confirmed: bool) -> list[Sequence[Reply]]:
+        """Add the jobs by one script, and return for each whether it was there before, and the answer."""
+        raws = ((job, encode_id(job.id)) for job in jobs)
+        parts = ((raw, job.name, encode_bytes(job.payload), encode_options(job, raw)) for job, raw in raws)
+        [reply] = await self._queue.server.run([self._lua.add_many(parts, now_ms)], confirmed=confirmed)
+        if isinstance(reply, StorageError):
+            raise reply
+        return list(zip(reply[::2], map(checked, reply[1::2]), strict=True))
 
     async def _added(self, job: NewJob, answer: Reply) -> EnqueueResult:
         """Return what the script's answer means: the job's id, that of the job with its key, or an error code."""

@@ -141,6 +141,7 @@ def scripts() -> Mapping[str, BullMQScript]:
     fronts = {name: own("kinds", front) for name, front in FRONTS.items()}
     fronts["moveToFinished"] = own("kinds", "unfit", FRONTS["moveToFinished"])
     ours = {
+        "addMany": looped("addStandardJob", 9, "add_many"),
         "claimMany": looped("moveToActive", 11, "bull", "claim_many"),
         "exchange": looped("moveToFinished", 13, "faults", "unfit", "exchange"),
         "stop": packaged("moveToFinished", own("kinds", "unfit", FRONTS["moveToFinished"], "before_stopping"), STOPPED),

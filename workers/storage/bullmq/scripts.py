@@ -6,7 +6,7 @@ the same arguments from plain values, so that a batch is one pipeline. A test co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -80,6 +80,7 @@ class BullMQScripts:
         self._delay_tail = self._named("events", "meta", "stalled", "wait", "limiter", "pc")
         adding = ("completed", "delayed", "active", "events", "marker")
         self._add = self._head("addStandardJob", "wait", "paused", "meta", "id", *adding)
+        self._add_many = (*self._head("addMany", "wait", "paused", "meta", "id", *adding), self.base)
         self._add_delayed = self._head("addDelayedJob", "marker", "meta", "id", "delayed", "completed", "events")
         prioritized = ("prioritized", "delayed", "completed", "active", "events", "pc")
         self._add_prioritized = self._head("addPrioritizedJob", "marker", "meta", "id", *prioritized)
@@ -132,6 +133,14 @@ class BullMQScripts:
         elif options.get("priority"):
             head = self._add_prioritized
         return (*head, packed, data, _pack(options))
+
+    def add_many(self, jobs: Iterable[tuple[str, str, str | bytes, Options]], timestamp_ms: int) -> Command:
+        """Insert jobs that have no delay, priority, key or parent: raw id, name, data and options of each.
+
+        Answers for each whether its hash was there before, then what `add` does, or an error.
+        """
+        parts = (part for raw, name, data, options in jobs for part in (raw, name, data, _pack(options)))
+        return (*self._add_many, timestamp_ms, *parts)
 
     def guard(self, now_ms: int, claims: int) -> Command:
         """Set aside what would break the next `claims`; with 0, a recovery.

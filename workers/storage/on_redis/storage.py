@@ -185,14 +185,16 @@ class ScriptedStorage(ABC):
     async def _run_claim(self, arguments: tuple[str | bytes | int, ...]) -> Reply:
         return await self._lua.run("claim", *arguments)
 
+    async def _run_exchange(self, settlements: bytes, wanted: tuple[str | bytes | int, ...]) -> Sequence[Reply]:
+        """Return what `settle` and `claim` answer, in one round trip; of one that failed, a `StorageError`."""
+        return await self._lua.run_all(("settle", (settlements, UNCOUNTED_RETRIES)), ("claim", wanted))
+
     async def _exchange(self, settlements: Sequence[Settlement], claiming: Claiming) -> Exchange:
         encoded, outcomes = self._settling(settlements)
         wanted, claims = claiming
         try:
             with self._unread.claiming(wanted[HEAD]):
-                settled, brought = await self._lua.run_all(
-                    ("settle", (pack(encoded), UNCOUNTED_RETRIES)), ("claim", wanted)
-                )
+                settled, brought = await self._run_exchange(pack(encoded), wanted)
         except StorageFull:  # for settlements there is a way, and for claims as well
             return Exchange(outcomes=await self.settle(settlements))
         taken = None if isinstance(brought, StorageError) else claims(unpack(brought))

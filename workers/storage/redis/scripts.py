@@ -8,9 +8,12 @@ from typing import Final
 
 from workers.errors import StorageDamaged, StorageError, StorageFull
 from workers.storage.on_redis.errors import FULL
-from workers.storage.on_redis.scripts import CONFIRMED, Script, ScriptCall, assembled
+from workers.storage.on_redis.scripts import CONFIRMED, Script, ScriptCall, assembled, joined
 from workers.storage.on_redis.server import RedisServer
 from workers.storage.on_redis.wire import Reply
+
+_SETTLING: Final = ("after", "add", "failures", "continue", "settling")
+_CLAIMING: Final = ("quarantine", "due", "corrupt", "claiming")
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("renew", "look", "result", "counts", "since", "retry"), ()),
@@ -22,9 +25,10 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "enqueue": ("add",),
     "enqueue_once": ("marks", "add"),
     "enqueue_after": ("dependents", "marks", "after", "add"),
-    "settle": ("dependents", "after", "add", "failures", "continue"),
+    "settle": ("dependents", *_SETTLING),
     "go_on": ("dependents", "continue"),
-    "claim": ("dependents", "quarantine", "due", "corrupt"),
+    "claim": ("dependents", *_CLAIMING),
+    "exchange": ("dependents", *_SETTLING, *_CLAIMING),
     "recover": ("dependents", "quarantine", "corrupt", "failures"),
     "read": ("show",),
     "whole": ("show",),
@@ -49,7 +53,8 @@ def scripts() -> Mapping[str, Script]:
         name: assembled(__package__, "keys", "queue", *_declaring(name), "holding", *parts, name)
         for name, parts in PARTS.items()
     }
-    return working | {"repair": assembled(__package__, "keys", "quarantine", "repair")}
+    alone = Script.of(joined(__package__, "alone") + working["enqueue"].text)
+    return working | {"enqueue": alone, "repair": assembled(__package__, "keys", "quarantine", "repair")}
 
 
 def loaded_scripts() -> Sequence[Script]:
@@ -60,7 +65,7 @@ def loaded_scripts() -> Sequence[Script]:
 ON_A_FULL_SERVER: Final = "#!lua flags=allow-oom\n"
 TOO_OLD: Final = f"{FULL}; a server of Redis 7 or newer would let workers work it off"
 DRAINING: Final = frozenset(PARTS) - {
-    *("enqueue", "enqueue_once", "replace_cron", "settle", "complete", "go_on", "progress", "declare")
+    *("enqueue", "enqueue_once", "replace_cron", "settle", "exchange", "complete", "go_on", "progress", "declare")
 }
 """The scripts that run on a full server. Each adds at most a few hundred bytes per job that is there already. What
 settlements add is looked at first, see `fits` in `storage.py`."""

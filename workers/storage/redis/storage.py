@@ -42,7 +42,7 @@ from typing import Final
 from redis.asyncio import Redis
 
 from workers.checks import LONGEST_LEASE, check_text
-from workers.errors import StorageFull
+from workers.errors import StorageError, StorageFull
 from workers.jobs import (
     DROP,
     SILENT_AFTER,
@@ -213,6 +213,14 @@ class RedisStorage(RedisReading, RedisLimits, RedisCrons):
         answer, told = reply
         self._quarantine.heed(told)
         return list(codec.decode_claims(worker_id, secret, answer))
+
+    async def _run_exchange(self, settlements: bytes, wanted: tuple[str | bytes | int, ...]) -> Sequence[Reply]:
+        # One script has to look at the queue once, where two looked at it twice.
+        try:
+            answers: Sequence[Reply] = await self._lua.run("exchange", settlements, UNCOUNTED_RETRIES, *wanted)
+        except StorageError as error:  # nothing has changed: the queue is looked at before it is
+            return error, error
+        return answers
 
     async def settle(
         self, settlements: Sequence[Settlement], *, connection: object | None = None

@@ -63,7 +63,7 @@ async def enter(storage: RedisStorage) -> None:
 
 
 VERBS: dict[str, Callable[[RedisStorage, Claim], Awaitable[object]]] = {
-    "enqueue": lambda storage, _: storage.enqueue([job("x")]),
+    "enqueue": lambda storage, _: storage.enqueue([job("x"), job("y")]),
     "wait": lambda storage, _: storage.wait(("*",), timeout=timedelta(seconds=60)),
     "claim": lambda storage, _: storage.claim("w", leases=LEASES, limit=10),
     "renew": lambda storage, claim: storage.renew([claim]),

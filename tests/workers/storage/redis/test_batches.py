@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from tests.workers.storage.redis.steps import ERROR, LEASES
 from workers import JobState
 from workers.jobs import (
     Completed,
+    Continued,
     Failed,
     SettleStatus,
 )
@@ -93,3 +95,12 @@ async def test_a_claim_settled_twice_in_one_call_is_settled_once(storage: RedisS
     assert [outcome.status for outcome in outcomes] == [SettleStatus.APPLIED, SettleStatus.ALREADY_APPLIED]
     counts = await storage.counts()
     assert (counts[JobState.COMPLETED], counts[JobState.FAILED]) == (1, 0)
+
+
+async def test_a_link_follows_what_has_ended_in_the_same_batch(storage: RedisStorage) -> None:
+    """It need not wait: the end counts, although the batch is written later."""
+    await storage.enqueue([job("first"), job("second")])
+    first, second = await storage.claim("w", leases=LEASES, limit=2)
+    link = replace(job("second"), after=("first",), chain_index=1)
+    await storage.settle([Completed(claim=first, result=b"1"), Continued(claim=second, then=link)])
+    assert [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=2)] == ["second"]

@@ -50,6 +50,34 @@ async def test_a_key_of_another_type_is_an_error_that_changes_nothing(
     assert await storage.counts() == before
 
 
+@pytest.mark.parametrize("delay", [timedelta(0), HOUR], ids=["now", "later"])
+@pytest.mark.parametrize("name", SETS)
+async def test_a_single_job_is_refused_for_the_keys_that_it_needs(
+    name: str, delay: timedelta, storage: RedisStorage, client: Any
+) -> None:
+    """Then nothing has changed. Behind another foreign key it is stored whole, and claimed once that is gone."""
+    await one_in_every_set(storage)
+    before = await storage.counts()
+    await client.rename(key(storage, name), key(storage, "aside"))
+    await client.set(key(storage, name), "foreign")
+    if name in ("jobs", "meta", "sleepers", "scheduled" if delay else "ready"):
+        with pytest.raises(StorageDamaged, match=r"the queue is damaged: .* is a string, not a"):
+            await storage.enqueue([job("x", delay=delay)])
+        added = 0
+    else:
+        await storage.enqueue([job("x", delay=delay)])
+        added = 1
+        with pytest.raises(StorageDamaged):
+            await storage.claim("w", leases=LEASES, limit=10)
+    await client.rename(key(storage, "aside"), key(storage, name))
+    state = JobState.SCHEDULED if delay else JobState.QUEUED
+    assert await storage.counts() == {**before, state: before[state] + added}
+    await storage.resume()
+    if not delay:
+        claimed = [claim.job_id for claim in await storage.claim("w", leases=LEASES, limit=10)]
+        assert claimed.count("x") == added
+
+
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"\x01short", b"\x02" + bytes(44), None])
 async def test_a_record_that_is_not_ours_is_set_aside(damage: bytes | None, storage: RedisStorage, client: Any) -> None:
     """The job fails with a reason and keeps its bytes; its neighbours run, and no claim meets it again."""

@@ -17,4 +17,5 @@ local function set_aside(id, name, priority, place, record, packed)
     .. text(name) .. text('') .. text('') .. (record or '')
   redis.call('HSET', JOBS, id, record)
   conclude(id, record, {}, run, STATE.failed, HOUR)
+  flush() -- it may stand in line a second time
 end

@@ -29,6 +29,7 @@ local function know_dependents()
   -- Return the state that a job has ended in, 0 if nobody knows it, nothing if it has not ended; then its error, and its
   -- result.
   end_of = function(id)
+    flush()
     if redis.call('HEXISTS', JOBS, id) == 0 then
       return 0
     end

@@ -227,24 +227,43 @@ local function request_cancel(id)
   redis.call('PUBLISH', BASE .. ':cancels@' .. ARGV[1], id)
 end
 
--- Delete what is to go, in one call for a whole batch. A step that may meet such an id again must call this first.
-local forgotten, unleased = {}, {}
+-- Delete what is to go, and write what has ended, in one call of each kind for a whole batch. A step that may meet such an
+-- id again must call this first.
+local forgotten, unleased, concluded, emptied, lined = {}, {}, {}, {}, {}
+local function push(values, first, second)
+  values[#values + 1] = first
+  values[#values + 1] = second
+end
+
 local function flush()
+  if not (forgotten[1] or unleased[1] or concluded[1]) then
+    return
+  end
   for _, id in ipairs(forgotten) do
     forget_told(id)
   end
   batched('HDEL', JOBS, forgotten)
   batched('HDEL', RUNS, forgotten)
   batched('ZREM', LEASES, unleased)
-  forgotten, unleased = {}, {}
+  batched('HSET', RUNS, concluded)
+  batched('HSET', JOBS, emptied)
+  for line, values in pairs(lined) do
+    batched('ZADD', line, values)
+  end
+  forgotten, unleased, concluded, emptied, lined = {}, {}, {}, {}, {}
 end
 
--- The last step of every script that changes something.
-local function finish()
+-- The last step about what has ended.
+local function close()
   if #ended > 0 then
     tell_dependents()
   end
   flush()
+end
+
+-- The last step of every script that changes something.
+local function finish()
+  close()
   if last_place then
     redis.call('HSET', META, 'place', string.format('%.0f', last_place))
   end
@@ -381,12 +400,13 @@ local function conclude(id, record, job, run, state, keep)
     forget(id)
   else
     run.expires = now + keep
-    redis.call('HSET', RUNS, id, write_run(run))
-    redis.call('ZADD', LINE_OF[state], run.expires, id)
+    push(concluded, id, write_run(run))
+    lined[LINE_OF[state]] = lined[LINE_OF[state]] or {}
+    push(lined[LINE_OF[state]], run.expires, id)
     if state == STATE.completed then
       forget_told(id)
       local good, _, payload = pcall(struct.unpack, '>I2c0', record, job.finish)
-      redis.call('HSET', JOBS, id, string.sub(record, 1, (good and payload or job.finish) - 1))
+      push(emptied, id, string.sub(record, 1, (good and payload or job.finish) - 1))
     end
   end
   if state == STATE.completed and keep < MINUTE and #run.result <= TOLD_BYTES then
