@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Final, Protocol, TypeVar, cast
 
 import structlog
+from msgspec.structs import replace
 from sqlalchemy import literal, select
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 

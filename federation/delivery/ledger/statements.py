@@ -11,10 +11,11 @@ number still there, and records the lost attempt as stalled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, delete, func, literal_column, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
