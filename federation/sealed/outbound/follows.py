@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import structlog
@@ -16,6 +15,7 @@ from federation.protocol.acks import Ack, FollowAck
 from federation.protocol.encodings import parse_model
 from federation.protocol.errors import ProtocolError
 from federation.protocol.keys import KeyRing
+from federation.protocol.values import Value
 
 log = structlog.get_logger(__name__)
 
@@ -29,8 +29,7 @@ _FOLLOW = update(_FOLLOWS).where(tuple_(*_KEY).in_(bindparam("follows", expandin
 _CHANGED = {True: _FOLLOW.values(accepted=True), False: _FOLLOW.values(acknowledged=True)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowAnswer:
+class FollowAnswer(Value, frozen=True, kw_only=True):
     """What the other server says of our follow: that it is accepted, or only that it is known."""
 
     fragment: ClassVar[Fragment | None] = Fragment(
