@@ -118,6 +118,32 @@ BEGIN
     ON CONFLICT (queue, process) DO UPDATE SET expires_at = excluded.expires_at;
 END $$;
 
+-- Insert a job unless its id is taken, which is told by false; `workers_enqueue` knows by what. Most producers do this, and
+-- it takes two thirds of the time.
+CREATE OR REPLACE FUNCTION workers_enqueue_one(
+    p_queue integer, p_id text, p_name text, p_delay bigint, p_priority integer, p_max_attempts integer,
+    p_keep_completed bigint, p_keep_failed bigint, p_key text, p_backoff text, p_payload bytea, p_chain_index integer,
+    p_meta text, p_sure boolean, p_wake boolean
+) RETURNS boolean LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_now bigint := workers_now();
+    v_seq bigint;
+BEGIN
+    INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts, keep_completed,
+        keep_failed, ordering_key, backoff, chain_index, meta)
+    VALUES (nextval('workers_jobs_seq_seq'), p_queue, p_id, p_name, CASE WHEN p_delay > 0 THEN 'scheduled' ELSE 'ready' END,
+        p_priority, v_now + p_delay, v_now, p_max_attempts, p_keep_completed, p_keep_failed, p_key, p_backoff,
+        p_chain_index, p_meta)
+    ON CONFLICT (queue, id) DO NOTHING RETURNING seq INTO v_seq;
+    IF v_seq IS NULL THEN
+        RETURN false;
+    END IF;
+    INSERT INTO workers_payloads (seq, data) VALUES (v_seq, p_payload);
+    PERFORM workers_tell(p_queue, ARRAY['queued:' || p_id], p_wake, p_sure);
+    RETURN true;
+END $$;
+
 -- Insert each job, or return what has its id already; one row for every id given. Hash joins are only of what is given
 -- with what was inserted: there may be 100 000.
 CREATE OR REPLACE FUNCTION workers_enqueue(
@@ -130,28 +156,12 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_now bigint := workers_now();
-    v_first bigint;
     v_left text[] := p_ids;
     v_first_round boolean := true;
     v_new text[];
     v_inserted text[] := '{}';
     v_stale bigint[];
 BEGIN
-    IF cardinality(p_ids) = 1 THEN  -- what most producers do, and most often it is new
-        INSERT INTO workers_jobs (seq, queue, id, name, state, priority, run_at, created_at, max_attempts,
-            keep_completed, keep_failed, ordering_key, backoff, chain_index, meta)
-        VALUES (nextval('workers_jobs_seq_seq'), p_queue, p_ids[1], p_names[1],
-            CASE WHEN p_delays[1] > 0 THEN 'scheduled' ELSE 'ready' END, p_priorities[1], v_now + p_delays[1], v_now,
-            p_max_attempts[1], p_keep_completed[1], p_keep_failed[1], p_keys[1], p_backoffs[1], p_chain_indexes[1],
-            p_metas[1])
-        ON CONFLICT (queue, id) DO NOTHING RETURNING seq INTO v_first;
-        IF v_first IS NOT NULL THEN
-            INSERT INTO workers_payloads (seq, data) VALUES (v_first, p_payloads[1]);
-            PERFORM workers_tell(p_queue, ARRAY['queued:' || p_ids[1]], p_wake, p_sure);
-            RETURN QUERY SELECT p_ids[1], true, NULL::text, NULL::bigint, v_now, NULL::bytea;
-            RETURN;
-        END IF;
-    END IF;
     LOOP
         SELECT array_agg(j.seq) INTO v_stale FROM (
             SELECT seq FROM workers_jobs WHERE queue = p_queue AND id = ANY(v_left)
