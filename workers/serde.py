@@ -50,6 +50,8 @@ class JsonSerde:
         self._decode = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
 
     def dumps(self, value: object) -> bytes:
+        if value is None:  # as most handlers return
+            return b"null"
         odd = odd_key(value)
         if odd is not None:
             raise TypeError(f"keys in JSON are text, each once; {odd}")
