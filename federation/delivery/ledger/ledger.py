@@ -3,9 +3,9 @@
 Theory of operation. Attempts run side by side, and each writes twice: before it sends, and when it knows the outcome.
 One transaction per write would cost more than the delivery, so concurrent writes share one (see `Batcher`). Under load
 it first waits a few milliseconds for more. Most entries are as usual, and have a shorter way. On SQLite it is part of
-the group's transaction; on PostgreSQL it is a line of its own, a single statement that hands on the others. A caller returns only after its entry is
-committed, so everything an attempt reported is on disk before its job is settled. Every entry may be repeated: a crash
-between the commit and the settling of the job runs the attempt again.
+the group's transaction; on PostgreSQL it is a line of its own, a single statement that hands on the others. A caller
+returns only after its entry is committed, so everything an attempt reported is on disk before its job is settled. Every
+entry may be repeated: a crash between the commit and the settling of the job runs the attempt again.
 
 While the database does not answer, nothing could be written of an attempt, so no delivery is claimed (`DatabaseWatch`).
 """
