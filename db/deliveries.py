@@ -124,10 +124,10 @@ class DeliveryJob(FederationTable, table=True):
     )
 
     # Who writes a column, by module of `federation`: delivery/outbox/insert makes the row, for producers.
-    # delivery/ledger/statements counts and ends attempts, for workers; delivery/ledger/postgres_fast_path does the same
-    # to most rows, on PostgreSQL. delivery/held/sweeper holds, expires and fails what is held. delivery/rows
-    # makes ready what was held, and fails what is owed to a target that is gone. delivery/outbox/sweeper replaces lost
-    # jobs. delivery/held/release chooses canaries.
+    # delivery/ledger/statements counts and ends attempts, for workers; delivery/ledger/postgres_fast_path and
+    # delivery/ledger/sqlite_fast_path do the same to most rows. delivery/held/sweeper holds, expires and fails what is
+    # held. delivery/rows makes ready what was held, and fails what is owed to a target that is gone.
+    # delivery/outbox/sweeper replaces lost jobs. delivery/held/release chooses canaries.
     # admin/deliveries/bulk is `federation deliveries retry`.
     # Written by delivery/outbox/insert, once.
     id: str = Field(default_factory=new_timed_id, sa_type=Text, primary_key=True)

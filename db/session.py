@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,8 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import URL, BigInteger, Connection, Engine, Row, Select, cast, event, func, select, text
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.util import greenlet_spawn
@@ -259,6 +261,24 @@ class Database:
             yield
         finally:
             self._tasks_writing.discard(task)
+
+
+@contextmanager
+def sqlite_cursor(connection: Connection) -> Iterator[DBAPICursor]:
+    """Yield the driver's own cursor in the transaction, for statements that are shorter than SQLAlchemy's way to them.
+
+    Raises:
+        DBAPIError: what the driver raised, without the statement and its values.
+    """
+    cursor = connection.connection.cursor()
+    try:
+        yield cursor
+    except sqlite3.Error as error:
+        raise DBAPIError.instance(
+            None, None, error, sqlite3.Error, hide_parameters=True, dialect=connection.dialect
+        ) from error
+    finally:
+        cursor.close()
 
 
 async def one_at_a_time(session: AsyncSession, *subject: str) -> None:

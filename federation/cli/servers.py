@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -164,6 +163,8 @@ def _rows_of(link: LinkRow, *, of_several: bool) -> list[tuple[str, object]]:
 @app.command("discover")
 def discover(url: ServerUrl, as_json: AsJson = False) -> None:
     """Ask a server who it is, and register it here."""
+    import asyncio  # here: it has a part of its own in the time that help takes
+
     from federation.admin.servers import servers
     from federation.http.errors import OutboundError
     from federation.sealed.peers.discovery import DiscoveryError

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import typer
 
@@ -78,31 +79,60 @@ def with_node(work: Callable[[Federation], Awaitable[T]]) -> T:
         ConfigurationError: a setting is malformed, or the database has not been upgraded.
         Unreachable: the database does not answer.
     """
-    from federation.runtime.composition import Federation
 
-    start_logging(LogLevel.WARNING)
-    settings = load_settings()
-    settings.require_files()
-
-    async def session() -> T:
+    async def session(settings: Settings) -> T:
         from federation.base.database_clock import DatabaseClock
-        from federation.base.errors import Unreachable
-        from federation.base.settings.reach import require_schema
+        from federation.runtime.composition import Federation
 
-        federation = Federation(settings)
-        try:
-            await require_schema(federation.database)
+        async with _closing(Federation(settings)) as federation:
+            await _require(federation.database)
             if isinstance(federation.clock, DatabaseClock):
                 await federation.clock.measure()
             return await work(federation)
-        except Unreachable as error:
-            tell(error)  # now, because what does not answer may take long to close
-        finally:
-            await federation.close()
 
-    return interrupts.run(session())
+    return _run(session)
 
 
 def with_database(work: Callable[[Database], Awaitable[T]]) -> T:
-    """Do the same as `with_node` for work on the database alone."""
-    return with_node(lambda federation: work(federation.database))
+    """Do the same as `with_node` for work on the database alone. The rest of the node is not even imported."""
+
+    async def session(settings: Settings) -> T:
+        from db import Database
+
+        async with _closing(Database(settings.database_url.get_secret_value())) as database:
+            await _require(database)
+            return await work(database)
+
+    return _run(session)
+
+
+def _run(session: Callable[[Settings], Coroutine[object, object, T]]) -> T:
+    start_logging(LogLevel.WARNING)
+    settings = load_settings()
+    settings.require_files()
+    return interrupts.run(session(settings))
+
+
+class _Closed(Protocol):
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closed)
+
+
+@asynccontextmanager
+async def _closing(opened: C) -> AsyncIterator[C]:
+    from federation.base.errors import Unreachable
+
+    try:
+        yield opened
+    except Unreachable as error:
+        tell(error)  # now, because what does not answer may take long to close
+    finally:
+        await opened.close()
+
+
+async def _require(database: Database) -> None:
+    from federation.base.settings.reach import require_schema
+
+    await require_schema(database)

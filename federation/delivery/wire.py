@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import ClassVar, Final, Protocol, Self, TypeVar
 
@@ -25,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from db import AttemptNote
 from db.errors import is_outage
 from federation.delivery.error_codes import ENGINE_CODES, FailureCode
+from federation.protocol.values import Value
 from federation.servers.link_rules import Link
 
 T = TypeVar("T")
@@ -58,8 +59,7 @@ class Trace:
     knocks: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
+class Sending(Value, frozen=True, kw_only=True):
     """One delivery to send now.
 
     `link` is what was known of the server; `is_repeat`: an attempt was made before, so that the server may have it
@@ -67,17 +67,19 @@ class Sending:
     operator has forbidden the delivery meanwhile: a wire calls it after what took long, before it sends.
     """
 
+    unshown: ClassVar = frozenset({"payload", "refuse_blacklisted"})
+
     job_name: str
     delivery_id: str
     server_url: str
     target_url: str
-    payload: str = field(repr=False)
+    payload: str
     started_at: datetime
     link: Link
     is_repeat: bool
     first_byte: timedelta | None
     seen: Trace
-    refuse_blacklisted: Callable[[], Awaitable[None]] = field(repr=False)
+    refuse_blacklisted: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class Fragment:
 
 
 class Effect(Protocol):
-    """What the acknowledgment of a delivery changes here: a dataclass. Writing it twice must change nothing more."""
+    """What the acknowledgment of a delivery changes here: a struct. Writing it twice must change nothing more."""
 
     fragment: ClassVar[Fragment | None]
     """None: a group with such an effect goes the longer way, in a transaction of several statements."""

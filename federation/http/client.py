@@ -11,13 +11,14 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MappingProxyType, TracebackType
 from typing import Final, Protocol, Self
 
 import httpx
 import structlog
+from msgspec.structs import replace
 
 from federation.base.logs import crash
 from federation.http.errors import TRANSPORT_FAILURES, BodyTooLarge, NetworkError, RelayFailed, network_error
@@ -25,6 +26,7 @@ from federation.http.guard import AddressGuard, parse_target
 from federation.http.messages import BODY_PATIENCE, Carrier, Request, Response
 from federation.http.pool import ConnectionPool
 from federation.http.threat_policy import NO_OVERRIDES, NetworkErrorCode, PolicyOverride, get_threat_policy
+from federation.protocol.values import Value
 from workers.clock import monotonic
 
 log = structlog.get_logger(__name__)
@@ -253,8 +255,7 @@ class OutboundRequest:
     body: bytes | None = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
+class Fetched(Value, frozen=True, kw_only=True):
     """A response, and the peer that relayed it, which is None if it came directly."""
 
     response: Response

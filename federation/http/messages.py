@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from federation.http.guard import Target
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
+from federation.protocol.values import Value
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Value, frozen=True, kw_only=True):
     """One request, with all headers but those that frame it, and how much may come back.
 
     `head_decides`: all that matters is the head of the answer. Its body is what has come of it within `BODY_PATIENCE`,
     cut off after `max_bytes`: one that is too long, broken, late or compressed fails nothing.
     """
 
+    unshown: ClassVar = frozenset({"body"})
+
     method: str
     target: Target
     headers: Mapping[str, str]
-    body: bytes | None = field(repr=False)
+    body: bytes | None
     max_bytes: int
     head_decides: bool = False
 
@@ -69,8 +70,7 @@ _MAX_VALUES = 64
 _MAX_DATE_CHARACTERS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class Response(Value, frozen=True, kw_only=True):
     """The status, the headers as they came (names in any case), and the whole body.
 
     `encoding`: the Content-Encoding that the body still has, as the server calls it, or None if it has none.
@@ -78,11 +78,13 @@ class Response:
     for the same server; empty where that is not known.
     """
 
+    unshown: ClassVar = frozenset({"body", "answerer"})
+
     status: int
     headers: Mapping[str, str]
-    body: bytes = field(repr=False)
+    body: bytes
     encoding: str | None = None
-    answerer: bytes = field(default=b"", repr=False)
+    answerer: bytes = b""
 
     @property
     def ok(self) -> bool:

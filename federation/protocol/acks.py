@@ -6,15 +6,15 @@ releases know). We read both and write both at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import ClassVar, Literal
 
 from federation.protocol.activities import ActivityMethod
 from federation.protocol.encodings import Identifier, Moment, ServerUrl, WireModel, dump_json, format_moment, parse_json
 from federation.protocol.errors import AckMissing
 from federation.protocol.keys import KeyRing, sign_message, verify_signature
 from federation.protocol.sealing import Envelope, open_with_any, seal
+from federation.protocol.values import Value
 
 ACK_METHOD = "PROXY_RESPONSE"
 
@@ -22,12 +22,13 @@ MAX_ACK_BYTES = 1024 * 1024
 """The longest response body that can be an acknowledgment."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ack:
+class Ack(Value, frozen=True, kw_only=True):
     """What a peer claims in answer to a delivery: not yet read or verified, and of any JSON type."""
 
-    data: object = field(repr=False)
-    signature: object = field(repr=False)
+    unshown: ClassVar = frozenset({"data", "signature"})
+
+    data: object
+    signature: object
 
     def open(self, ring: KeyRing) -> str:
         """Return the plaintext sealed to one of our pairs.

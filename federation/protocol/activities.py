@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,6 +32,7 @@ from federation.protocol.encodings import (
 from federation.protocol.errors import NotJson, PayloadError, UrlError
 from federation.protocol.sealing import ENVELOPE_MEMBERS, Envelope
 from federation.protocol.skimming import Leaf, Members
+from federation.protocol.values import Value
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
 _SCHEMES_WITH_HOST = frozenset({"http", "https", "ws", "wss", "ftp"})
@@ -295,13 +295,14 @@ DELIVERY_MEMBERS: Final = Members(
 """The members of a body that `DeliveryRequest` reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryRequest:
+class DeliveryRequest(Value, frozen=True, kw_only=True):
     """The body of a delivery: which activity, sealed to the recipient, signed by the sender."""
+
+    unshown: ClassVar = frozenset({"signature"})
 
     method: ActivityMethod
     payload: Envelope
-    signature: str = field(repr=False)
+    signature: str
 
     def to_bytes(self) -> bytes:
         """Return the HTTP body."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import binascii
 import gc
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -66,7 +67,7 @@ def parse_json(text: str | bytes, *, limit: int) -> object:
     if len(text) > limit:
         raise NotJson(f"{len(text)} characters or bytes, more than the {limit} we parse")
     try:
-        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        decoded = text.removeprefix(BOM_UTF8).decode() if isinstance(text, bytes) else text
         return _decode(decoded)
     except UnicodeDecodeError as error:
         raise NotJson(f"not UTF-8 at byte {error.start}") from None

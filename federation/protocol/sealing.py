@@ -7,7 +7,7 @@ associated data. The parameters are those of Sipher's federation layer, version 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -19,6 +19,7 @@ from nacl.exceptions import CryptoError
 from federation.protocol.encodings import decode_base64, decode_base64_sized, encode_base64, encode_text
 from federation.protocol.errors import EnvelopeError, KeyMaterialError
 from federation.protocol.keys import ENCRYPTION_SECRET_BYTES, PUBLIC_KEY_BYTES, KeyRing, OwnKeys
+from federation.protocol.values import Value
 
 ENVELOPE_MEMBERS = ("ephemeralPublicKey", "iv", "ciphertext", "authTag")
 IV_BYTES = 12
@@ -29,14 +30,15 @@ _INFO = b"sipher-federation-v1-aes"
 _AES_KEY_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
+class Envelope(Value, frozen=True, kw_only=True):
     """The four raw parts of a sealed text; `from_wire` checks their sizes."""
 
-    ephemeral_public_key: bytes = field(repr=False)
-    iv: bytes = field(repr=False)
-    ciphertext: bytes = field(repr=False)
-    auth_tag: bytes = field(repr=False)
+    unshown: ClassVar = frozenset({"ephemeral_public_key", "iv", "ciphertext", "auth_tag"})
+
+    ephemeral_public_key: bytes
+    iv: bytes
+    ciphertext: bytes
+    auth_tag: bytes
 
     def to_wire(self) -> dict[str, str]:
         """Return the JSON object that a peer reads."""

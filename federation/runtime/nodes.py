@@ -196,8 +196,10 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def set_aside_loaded() -> None:
-    """Exclude what the process holds now, mainly its code, from garbage collections, and make these rarer."""
-    gc.collect()
+    """Exclude what the process holds now, mainly its code, from garbage collections, and make these rarer.
+
+    It is not searched for garbage first: that took 0.15 s of a worker's start, and found 1 300 of 139 000 objects.
+    """
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 

@@ -92,8 +92,11 @@ class Blacklist:
         Raises:
             SQLAlchemyError: as `covering`.
         """
-        rules, now = await self._rules(), self._clock.now().timestamp()
-        return {url for url in urls if rules.covering(url, now) is not None} if len(rules) else set()
+        rules = await self._rules()
+        if not len(rules):
+            return set()
+        now = self._clock.now().timestamp()
+        return {url for url in urls if rules.covering(url, now) is not None}
 
     def recheck(self) -> None:
         """Make the next look-up ask the database, even if a check is under way."""

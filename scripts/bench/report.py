@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 Contender = TypeVar("Contender")
 Run: TypeAlias = Mapping[str, float]
@@ -72,7 +72,17 @@ def with_ratios(group: Sequence[Row]) -> list[Row | Ratio]:
     return [*group, *(Ratio(group[0], other) for other in group[1:])]
 
 
-def by_table(rows: Sequence[Row | Ratio]) -> dict[str, list[dict[str, object]]]:
+class Shown(Protocol):
+    """A row of one of the tables."""
+
+    @property
+    def table(self) -> str: ...
+
+    @property
+    def cells(self) -> dict[str, object]: ...
+
+
+def by_table(rows: Sequence[Shown]) -> dict[str, list[dict[str, object]]]:
     """Return the cells of every row of every table."""
     tables: dict[str, list[dict[str, object]]] = {}
     for row in rows:
@@ -80,7 +90,7 @@ def by_table(rows: Sequence[Row | Ratio]) -> dict[str, list[dict[str, object]]]:
     return tables
 
 
-def markdown(rows: Sequence[Row | Ratio]) -> str:
+def markdown(rows: Sequence[Shown]) -> str:
     """Return every table under its name."""
     return "\n\n".join(f"{name}:\n\n" + "\n".join(_lines(table)) for name, table in by_table(rows).items())
 

@@ -165,6 +165,11 @@ class Statements:
         self._raw = raw
         self._compiling = compiling
 
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The driver's own."""
+        return self._raw
+
     def execute(self, statement: Executable, parameters: Values | Sequence[Values] | None = None) -> _Found:
         """Raises SQLAlchemy's exceptions."""
         several = [parameters] if isinstance(parameters, Mapping) else list(parameters or ())

@@ -11,6 +11,7 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider, get_meter
 from opentelemetry.trace import (
     Link,
+    ProxyTracerProvider,
     Span,
     SpanKind,
     Status,
@@ -18,6 +19,7 @@ from opentelemetry.trace import (
     TracerProvider,
     get_current_span,
     get_tracer,
+    get_tracer_provider,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -53,9 +55,12 @@ class Tracing:
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer = get_tracer("workers", tracer_provider=provider)
+        self._is_of_process = provider is None
 
     async def __call__(self, context: AttemptContext, proceed: Next) -> object:
-        """Record the attempt."""
+        """Record the attempt, unless the process has no provider: nobody would get its span."""
+        if self._is_of_process and isinstance(get_tracer_provider(), ProxyTracerProvider):
+            return await proceed()
         with self._tracer.start_as_current_span(
             f"process {context.queue}",
             kind=SpanKind.CONSUMER,

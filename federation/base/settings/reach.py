@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, delete, false, func, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -18,7 +18,10 @@ from db.errors import local_cause, why_not_written
 from db.host import missing_of_host
 from db.migrate import SchemaVersion, schema_version
 from federation.base.errors import ConfigurationError, Unreachable
-from workers import Queue, StorageUnavailable
+from workers.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from workers import Queue
 
 PATIENCE: Final = timedelta(seconds=5)
 """How long to wait for an answer. With the start and end of a command this makes less than ten seconds."""

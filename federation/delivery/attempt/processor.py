@@ -189,9 +189,9 @@ class DeliveryProcessor:
         Raises:
             PermanentFailure: one of them is blacklisted.
         """
-        for url in (delivery.server_url, delivery.target_url):
-            if await self._blacklist.covering(url) is not None:
-                raise PermanentFailure(BLACKLISTED, f"{url} is blacklisted")
+        urls = delivery.server_url, delivery.target_url
+        if covered := await self._blacklist.covered(urls):
+            raise PermanentFailure(BLACKLISTED, f"{next(url for url in urls if url in covered)} is blacklisted")
 
     async def _begin(self, job: Job, report: Report, hold: Hold | None) -> bool:
         """Begin the attempt, with the text in `report`. Return False if there is nothing to send.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Final
@@ -22,6 +21,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from db import AttemptNote, AttemptOutcome, Database, DeliveryAttempt
 from federation.base.meter import NO_METER, Meter
 from federation.delivery.error_codes import BLACKLISTED, STALLED
+from federation.protocol.values import Value
 
 log = structlog.get_logger(__name__)
 
@@ -30,9 +30,8 @@ MAX_BUFFERED: Final = 20_000
 MAX_BATCH: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRecord:
-    """A future row of `delivery_attempts`: a plain value, which costs a tenth of what the model costs."""
+class AttemptRecord(Value, frozen=True, kw_only=True):
+    """A future row of `delivery_attempts`: a plain value, which costs far less than the model."""
 
     delivery_id: str
     job_name: str
@@ -55,7 +54,7 @@ class AttemptRecord:
 
 _TABLE: Final = DeliveryAttempt.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
 _INSERT: Final = insert(_TABLE)
-_COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
+_COLUMNS: Final = AttemptRecord.__struct_fields__
 LEARNED_LATE: Final = (
     *("method", "duration_ms", "outcome", "error_code", "http_status", "remote_code", "relayed_by"),
     *("request_bytes", "response_bytes", "note", "activity_id"),

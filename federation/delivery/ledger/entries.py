@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
@@ -10,11 +9,11 @@ from db import DEFAULT_WIRE, AttemptOutcome, DeliveryState, HoldReason
 from federation.delivery.error_codes import STALLED
 from federation.delivery.ledger.attempt_log import AttemptRecord
 from federation.delivery.wire import Effect
+from federation.protocol.values import Value
 from federation.servers.link_rules import Hold
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Series(Value, frozen=True, kw_only=True):
     """The attempts of one job at one delivery. Later entries of an attempt must name it to be heard.
 
     `first_attempted_at` is when the first of them began; `attempts` is how many were made at the delivery, in any
@@ -35,24 +34,21 @@ class Series:
     shared: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class Begun(Value, frozen=True, kw_only=True):
     """The attempt may send `text`, which is None where the row has no text of its own."""
 
     series: Series
     text: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotBegun:
+class NotBegun(Value, frozen=True, kw_only=True):
     """The attempt may not send: there is no row, it is held now, another job acts for it, or no job may."""
 
     exists: bool
     held: HoldReason | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class Begin(Value, frozen=True, kw_only=True):
     """An attempt is about to send. With `hold` the row is held instead, unless it is the canary sent to find out."""
 
     delivery_id: str
@@ -65,8 +61,7 @@ class Begin:
     hold: Hold | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
+class Gone(Value, frozen=True, kw_only=True):
     """The delivery is over: row and text are removed, in the transaction that writes what its acknowledgment changes.
 
     `shared`: as far as is known, other deliveries have the same text.
@@ -78,8 +73,7 @@ class Gone:
     shared: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Value, frozen=True, kw_only=True):
     """An attempt failed: the row stays `ready` for the next attempt of its job, or is `held`, or `failed`.
 
     `attempt` is None if none was made; `until` is when a held one is released, if that is known. `uses_pause`: it
@@ -99,8 +93,7 @@ class Ended:
     uses_pause: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abandoned:
+class Abandoned(Value, frozen=True, kw_only=True):
     """A job ended without a decision by its attempt. The row is held until `until`.
 
     The code STALLED says that its worker disappeared too often. The delivery is a suspect from then on, as it may be

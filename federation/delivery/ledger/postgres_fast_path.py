@@ -12,7 +12,6 @@ the text, so the two are a transaction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from datetime import UTC
 from functools import cache
 from typing import Any, Final, TypeAlias, TypeGuard
@@ -146,7 +145,7 @@ _TYPES: Final = {
     "started_at": "timestamptz",
 }
 """Those of an attempt's columns that are no texts."""
-_COLUMNS: Final = tuple(field.name for field in fields(AttemptRecord))
+_COLUMNS: Final = AttemptRecord.__struct_fields__
 _USUAL: Final = f"""
 WITH b AS MATERIALIZED (
     SELECT id, job, number, wire, at AT TIME ZONE 'UTC' AS at

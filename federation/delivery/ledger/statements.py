@@ -11,10 +11,11 @@ number still there, and records the lost attempt as stalled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, delete, func, literal_column, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -157,27 +158,7 @@ class Group:
         # Another attempt was under way when it lost its worker; or it still is, and will say so at its end.
         lost = [row for row in rows if row.sending is not None and row.sending != numbers.get(row.id)]
         self._attempts += [*(stalled_attempt(row) for row in lost), *ended]
-        return dict.fromkeys(entries, True) | self._apply(entries)
-
-    def _apply(self, entries: Mapping[int, Gone]) -> dict[int, object]:
-        """Write what the acknowledgments change, all of one kind together.
-
-        Raises:
-            EffectFailed: the wire broke off.
-        """
-        kinds: dict[type[Effect], dict[int, Effect]] = {}
-        for index, entry in entries.items():
-            if entry.effect is not None:
-                kinds.setdefault(type(entry.effect), {})[index] = entry.effect
-        found: dict[int, object] = {}
-        for kind, effects in kinds.items():
-            try:
-                found |= dict(zip(effects, kind.apply(self._connection, list(effects.values())), strict=True))
-            except Exception as error:
-                if isinstance(error, SQLAlchemyError) and (is_outage(error) or isinstance(error, IntegrityError)):
-                    raise
-                raise EffectFailed(kind.__name__, error) from error
-        return found
+        return dict.fromkeys(entries, True) | apply_effects(self._connection, entries)
 
     def _end(self, entries: Mapping[int, Ended]) -> dict[int, object]:
         rows = self._lock(entry.series.delivery_id for entry in entries.values())
@@ -222,6 +203,27 @@ class Group:
     ) -> dict[str, Row[*tuple[Any, ...]]]:
         rows = self._connection.execute(_LOCKED if query is None else query, {"rows": sorted(set(ids))})
         return {row.id: row for row in rows}
+
+
+def apply_effects(connection: Connection, entries: Mapping[int, Gone]) -> dict[int, object]:
+    """Write what the acknowledgments change, all of one kind together.
+
+    Raises:
+        EffectFailed: the wire broke off.
+    """
+    kinds: dict[type[Effect], dict[int, Effect]] = {}
+    for index, entry in entries.items():
+        if entry.effect is not None:
+            kinds.setdefault(type(entry.effect), {})[index] = entry.effect
+    found: dict[int, object] = {}
+    for kind, effects in kinds.items():
+        try:
+            found |= dict(zip(effects, kind.apply(connection, list(effects.values())), strict=True))
+        except Exception as error:
+            if isinstance(error, SQLAlchemyError) and (is_outage(error) or isinstance(error, IntegrityError)):
+                raise
+            raise EffectFailed(kind.__name__, error) from error
+    return found
 
 
 def _suspected(row: Row[*tuple[Any, ...]], entry: Begin) -> Ended:

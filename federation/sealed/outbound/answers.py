@@ -27,6 +27,7 @@ from federation.protocol.errors import AckMissing, EnvelopeError, NotJson, Paylo
 from federation.protocol.keys import KeyRing
 from federation.protocol.refusals import refusal_code
 from federation.protocol.urls import canonical_origin
+from federation.protocol.values import Value
 from federation.sealed.codes import class_of_status
 from federation.sealed.outbound.follows import FollowAnswer
 
@@ -184,8 +185,7 @@ def one_in_some() -> bool:
     return random.random() * ONE_IN < 1  # noqa: S311 - nobody who answers sees what was drawn before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Value, frozen=True, kw_only=True):
     """What is known of an acknowledgment before it is opened.
 
     `since` is when the server's link changed last, `answerer` who was at the other end of the connection.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import structlog
 from sqlalchemy import Connection, bindparam, tuple_, update
 
 from db import Follow
+from db.session import sqlite_cursor
 from federation.delivery.errors import PermanentFailure
 from federation.delivery.wire import Fragment
 from federation.protocol.acks import Ack, FollowAck
 from federation.protocol.encodings import parse_model
 from federation.protocol.errors import ProtocolError
 from federation.protocol.keys import KeyRing
+from federation.protocol.values import Value
 
 log = structlog.get_logger(__name__)
 
@@ -26,11 +27,14 @@ _FOLLOWS = Follow.__table__  # type: ignore[attr-defined] # SQLModel adds it at 
 _KEY = (_FOLLOWS.c.follower_id, _FOLLOWS.c.following_id, _FOLLOWS.c.follower_server_url)
 _FOLLOW = update(_FOLLOWS).where(tuple_(*_KEY).in_(bindparam("follows", expanding=True))).returning(*_KEY)
 # A rejection and "received, not decided" look the same on this wire: only `acknowledged` is set.
+_ANSWERED = """
+UPDATE follows SET accepted = accepted OR ?4, acknowledged = acknowledged OR NOT ?4
+WHERE follower_id = ?1 AND following_id = ?2 AND follower_server_url = ?3
+"""
 _CHANGED = {True: _FOLLOW.values(accepted=True), False: _FOLLOW.values(acknowledged=True)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowAnswer:
+class FollowAnswer(Value, frozen=True, kw_only=True):
     """What the other server says of our follow: that it is accepted, or only that it is known."""
 
     fragment: ClassVar[Fragment | None] = Fragment(
@@ -65,12 +69,24 @@ class FollowAnswer:
     @classmethod
     def apply(cls, connection: Connection, answers: Sequence[FollowAnswer], /) -> Sequence[bool]:
         """Write the answers to `follows`, and tell which of the follows are known here."""
+        if connection.dialect.name == "sqlite":
+            return cls._apply_one_by_one(connection, answers)
         known: set[FollowKey] = set()
         for accepted, statement in _CHANGED.items():
             keys = [answer.key for answer in answers if answer.accepted is accepted]
             if keys:
                 known.update(tuple(row) for row in connection.execute(statement, {"follows": keys}))
         return [answer.key in known for answer in answers]
+
+    @staticmethod
+    def _apply_one_by_one(connection: Connection, answers: Sequence[FollowAnswer]) -> Sequence[bool]:
+        """Do so on SQLite, which goes through all follows to find several by their keys."""
+        known: list[bool] = []
+        with sqlite_cursor(connection) as cursor:
+            for answer in answers:
+                cursor.execute(_ANSWERED, (*answer.key, answer.accepted))
+                known.append(cursor.rowcount > 0)
+        return known
 
     def log_missed(self, *, delivery_id: str) -> None:
         """Log that no such follow is known here."""

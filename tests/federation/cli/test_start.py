@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,31 @@ from tests.patience import PATIENCE_SECONDS
 from workers.version import of_commit
 
 ROOT = Path(__file__).parents[3]
-HEAVY = {"sqlalchemy", "httptools", "alembic", "nacl", "structlog", "rich", "bullmq", "redis", "apscheduler"}
+HEAVY = {
+    *("sqlalchemy", "sqlmodel", "httpx", "httptools", "alembic", "nacl", "structlog", "rich", "bullmq"),
+    *("redis", "apscheduler", "asyncio"),
+}
+OF_A_NODE = {"federation.runtime.composition", "httpx", "workers.worker", "workers.tasks", "workers.storage.base"}
+"""What a command that asks the database alone has no use for."""
+OF_OTHERS = {"jinja2", "pyspark", "pyarrow", "fastapi", "uvicorn", "alembic", "prometheus_client", "redis", "bullmq"}
+"""What a worker has no use for whose queues are in the database."""
 PROGRAM = """
 import sys
 from federation.cli import main
 main(sys.argv[1:])
-print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+print(*sorted(sys.modules), file=sys.stderr)
+"""
+WORKER = """
+import sys
+from federation.cli import main
+class Ready:
+    def write(self, text):
+        if '"worker_ready"' in text:
+            sys.__stderr__.write("loaded: " + " ".join(sys.modules) + "\\n")
+    def flush(self): sys.__stderr__.flush()
+    def isatty(self): return False
+sys.stderr = Ready()
+main(["workers", "run"])
 """
 WITHOUT = """
 import sys
@@ -57,6 +77,44 @@ def test_help_loads_no_part_of_the_application(arguments: list[str]) -> None:
     assert done.returncode == 0
     assert "Usage: federation" in done.stdout
     assert not HEAVY & set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["actions", "list"],
+        ["blacklist", "list"],
+        ["deliveries", "list"],
+        ["servers", "list"],
+        ["deliveries", "stats"],
+    ],
+    ids=" ".join,
+)
+def test_what_asks_the_database_loads_no_node(tmp_path: Path, migrated_file: Path, arguments: list[str]) -> None:
+    """Neither its HTTP client nor its queues: each takes longer to import than the question to answer."""
+    database = shutil.copy(migrated_file, tmp_path)
+    done = run(*arguments, DATABASE_URL=f"sqlite:///{database}")
+    assert done.returncode == 0, done.stderr
+    assert "db.session" in done.stderr.split()
+    assert not OF_A_NODE & set(done.stderr.split())
+
+
+def test_a_worker_loads_nothing_of_other_parts(node_environment: Mapping[str, str]) -> None:
+    """Until it takes jobs, and on a node without Redis, dashboard, metrics and inbound side."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **node_environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        told = next((line for line in process.stderr if line.startswith("loaded: ")), "")
+        process.terminate()
+        rest = process.stderr.read()
+    loaded = set(told.split())
+    assert "federation.runtime.workers" in loaded, told + rest
+    assert not OF_OTHERS & loaded
+    assert process.returncode == 0
 
 
 def test_the_version_is_that_of_the_commit() -> None:

@@ -24,6 +24,9 @@ JOBS: Final = {
 
 _GIVEN: Final = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in JOBS.items())
 _GIVEN_TO_FOLLOW: Final = _GIVEN.replace("(:", "(:next_")
+_ONE: Final = ", ".join(f"CAST(:{name} AS {kind})" for name, kind in JOBS.items())
+ENQUEUE_ONE = text(f"SELECT workers_enqueue_one(:queue, {_ONE}, :sure, :wake)")
+"""Its parameters are those of `ENQUEUE`, each the one element of the list there."""
 ENQUEUE = text(f"SELECT * FROM workers_enqueue(:queue, {_GIVEN}, :sure, :wake)")  # noqa: S608 - constants
 _CLAIMED: Final = (
     "workers_claim(:queue, :worker, CAST(:names AS text[]), CAST(:leases AS bigint[]),"

@@ -126,6 +126,10 @@ def inserting(transaction: Transaction, jobs: Sequence[NewJob]) -> Asking[list[E
         new.setdefault(encode_text(job.id), job)
     if not new:
         return []
+    if len(jobs) == 1:
+        one = _enqueue_one_values(transaction, jobs[0])
+        if (yield statements.ENQUEUE_ONE, one).scalar_one():
+            return [EnqueueResult(id=jobs[0].id, status=EnqueueStatus.QUEUED)]
     rows = yield statements.ENQUEUE, _enqueue_values(transaction, list(new.values()))
     found = {row.id: row for row in rows}
     results = []
@@ -147,23 +151,34 @@ def inserting(transaction: Transaction, jobs: Sequence[NewJob]) -> Asking[list[E
 
 
 def _enqueue_values(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[str, object]:
-    return {
-        "queue": transaction.queue,
-        "ids": [encode_text(job.id) for job in jobs],
-        "names": [encode_text(job.name) for job in jobs],
-        "delays": [duration(job.delay) for job in jobs],
-        "priorities": [job.priority for job in jobs],
-        "max_attempts": [job.max_attempts for job in jobs],
-        "keep_completed": [encode_retention(job.keep_completed) for job in jobs],
-        "keep_failed": [encode_retention(job.keep_failed) for job in jobs],
-        "keys": [None if job.holding_key is None else encode_text(job.holding_key) for job in jobs],
-        "backoffs": [encode_backoff(job.backoff) for job in jobs],
-        "payloads": [job.payload for job in jobs],
-        "chain_indexes": [job.chain_index for job in jobs],
-        "metas": [encode_meta(job.meta) if job.meta else None for job in jobs],
-        "sure": transaction.lasting,
-        "wake": not transaction.quiet,
-    }
+    columns = map(list, zip(*map(_job_values, jobs), strict=True))
+    return {**dict(zip(statements.JOBS, columns, strict=True)), **_announced(transaction)}
+
+
+def _enqueue_one_values(transaction: Transaction, job: NewJob) -> dict[str, object]:
+    return {**dict(zip(statements.JOBS, _job_values(job), strict=True)), **_announced(transaction)}
+
+
+def _job_values(job: NewJob) -> tuple[object, ...]:
+    """Return what `statements.JOBS` names, of one job."""
+    return (
+        encode_text(job.id),
+        encode_text(job.name),
+        duration(job.delay),
+        job.priority,
+        job.max_attempts,
+        encode_retention(job.keep_completed),
+        encode_retention(job.keep_failed),
+        None if job.holding_key is None else encode_text(job.holding_key),
+        encode_backoff(job.backoff),
+        job.payload,
+        job.chain_index,
+        encode_meta(job.meta) if job.meta else None,
+    )
+
+
+def _announced(transaction: Transaction) -> dict[str, object]:
+    return {"queue": transaction.queue, "sure": transaction.lasting, "wake": not transaction.quiet}
 
 
 def claiming(

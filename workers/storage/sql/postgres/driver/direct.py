@@ -3,14 +3,16 @@
 Theory of operation. What psycopg does in Python for a statement takes longer than libpq takes for it, and most of that
 is about types that our statements do not use. So a statement that has run often enough is prepared once more here, and
 from then on goes from values to libpq and back without psycopg. Values go as text, which the server reads as whatever
-type its statement wants, bytes as they are; rows come in binary. A statement with columns of another type than those of
-`_LOADERS`, or of which the server cannot tell the types of the parameters, is left to psycopg for good, as are all of a
-connection that is not to prepare any. The cache belongs to one connection, of which one thread at a time makes use.
+type its statement wants, but bytes, and arrays of bytes or texts, go as they are; rows come in binary. A statement with
+columns of another type than those of `_LOADERS`, or of which the server cannot tell the types of the parameters, is
+left to psycopg for good, as are all of a connection that is not to prepare any. The cache belongs to one connection, of
+which one thread at a time makes use.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +40,6 @@ _GONE: Final = frozenset({"26000", "0A000"})
 """Somebody has dropped the prepared statement, or changed what it returns: it can be carried out anew."""
 
 PARAMETER: Final = re.compile(r"(?<![:\w]):(\w+)(?!:)")  # as SQLAlchemy has it
-_SPECIAL: Final = re.compile(r'(["\\])')
 
 
 def _number(data: bytes) -> int:
@@ -60,7 +61,7 @@ _LOADERS: Final[Mapping[int, Callable[[bytes], object]]] = {
 @dataclass(frozen=True, slots=True)
 class _Statement:
     name: bytes
-    parameters: tuple[str, ...]
+    parameters: tuple[tuple[str, int], ...]  # the name and the type of each
     columns: tuple[str, ...]
     loaders: tuple[Callable[[bytes], object], ...]
 
@@ -173,12 +174,19 @@ class Prepared:
         if any(kind not in _LOADERS for kind in kinds):
             return None
         columns = tuple([(described.fname(column) or b"").decode() for column in range(described.nfields)])
-        return _Statement(name, parameters, columns, tuple([_LOADERS[kind] for kind in kinds]))
+        typed = tuple([(each, described.param_type(place)) for place, each in enumerate(parameters)])
+        return _Statement(name, typed, columns, tuple([_LOADERS[kind] for kind in kinds]))
 
 
 def _message(statement: _Statement, values: Mapping[str, object]) -> tuple[bytes, list[Any], list[int], int]:
-    sent = [_encoded(values[name]) for name in statement.parameters]
-    formats = [_BINARY if isinstance(values[name], bytes) else 0 for name in statement.parameters]
+    sent: list[bytes | None] = []
+    formats = []
+    for name, kind in statement.parameters:
+        value = values[name]
+        if isinstance(value, list) and kind in _ARRAYS:
+            value = _array(_ARRAYS[kind], value)
+        sent.append(_ENCODERS[type(value)](value))
+        formats.append(_BINARY if isinstance(value, bytes) else 0)
     return statement.name, sent, formats, _BINARY  # the type of the values leaves out None, for NULL
 
 
@@ -197,34 +205,45 @@ def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
     return PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", sql).encode(), names
 
 
-def _encoded(value: object) -> bytes | None:
-    if value is None or isinstance(value, bytes):
-        return value
-    whole = "{" + ",".join([_element(element) for element in value]) + "}" if isinstance(value, list) else _text(value)
-    if "\0" in whole:  # libpq would take what is before it for the whole
+_ARRAYS: Final = {1001: 17, 1009: 25}
+"""The types whose arrays go in binary, bytea and text: the number of the array's, and of an element's."""
+_HEAD: Final = struct.Struct("!iIIii")
+_LENGTH: Final = struct.Struct("!i").pack
+_NULL: Final = b"\xff\xff\xff\xff"
+
+
+def _array(kind: int, elements: Sequence[bytes | str | None]) -> bytes:
+    """Return an array of one dimension as `array_recv` reads it."""
+    if not elements:
+        return _HEAD.pack(0, 0, kind, 0, 0)[:12]
+    parts = [_HEAD.pack(1, None in elements, kind, len(elements), 1)]
+    for element in elements:
+        if element is None:
+            parts.append(_NULL)
+        else:
+            data = element if isinstance(element, bytes) else _text_bytes(element)
+            parts += (_LENGTH(len(data)), data)
+    return b"".join(parts)
+
+
+def _numbers(elements: Sequence[int | None]) -> bytes:
+    return ("{" + ",".join(["NULL" if element is None else str(int(element)) for element in elements]) + "}").encode()
+
+
+def _text_bytes(text: str) -> bytes:
+    if "\0" in text:  # libpq would take what is before it for the whole
         raise psycopg.DataError("PostgreSQL has no text with NUL")
-    return whole.encode()
+    return text.encode()
 
 
-def _element(value: object) -> str:
-    """Return the value as an element of an array's text."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, bytes):
-        return rf'"\\x{value.hex()}"'
-    if isinstance(value, str):
-        return f'"{_SPECIAL.sub(_ESCAPED, value)}"'
-    return _text(value)
-
-
-_ESCAPED: Final = r"\\\1"
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    assert isinstance(value, str | int), type(value).__name__
-    return str(value)
+_ENCODERS: Final[Mapping[type, Callable[[Any], bytes | None]]] = {  # each of its own type
+    type(None): lambda _: None,
+    bool: lambda value: b"t" if value else b"f",
+    bytes: lambda value: value,
+    int: lambda value: b"%d" % value,
+    list: _numbers,
+    str: _text_bytes,
+}
 
 
 _ARRAY: Final = re.compile(r"CAST\(:(\w+) AS (\w+)\[\]\)")
