@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from sqlalchemy import TextClause
 
-from tests.workers.storage.sql.steps import on_postgres, on_sqlite, rows_read
-from workers.jobs import DROP, Completed
+from tests.workers.storage.sql.steps import MINUTE, on_postgres, on_sqlite, rows_read
+from workers.jobs import DROP, Completed, Retention, SettleStatus
 from workers.storage.sql import SqlStorage
 from workers.storage.sql.sqlite import claim as sql_claim
 from workers.storage.sql.sqlite import enqueue as sql_enqueue
@@ -117,15 +117,43 @@ async def test_claims_read_a_partial_index_in_order(storage: SqlStorage, admin: 
 
 
 @on_postgres
-async def test_no_step_reads_more_of_a_long_queue(storage: SqlStorage, admin: psycopg.Connection) -> None:
+@pytest.mark.parametrize("keep", [DROP, MINUTE])
+async def test_no_step_reads_more_of_a_long_queue(
+    storage: SqlStorage, admin: psycopg.Connection, keep: Retention
+) -> None:
     """With 8 000 jobs behind, and statistics of a time without any, every step fetches its own rows and no others."""
     admin.execute("ANALYZE")
+    await enqueue_many(storage)
+    before = await rows_read(storage, admin)
+    await work(storage, keep)
+    assert await rows_read(storage, admin) - before < 3_000
+
+
+@on_postgres
+@pytest.mark.parametrize("keep", [DROP, MINUTE])
+async def test_no_plan_of_an_empty_queue_is_kept(
+    storage: SqlStorage, admin: psycopg.Connection, keep: Retention
+) -> None:
+    """Sessions that have made their plans in an empty queue read no more of a long one: each of ten rounds would."""
+    admin.execute("ANALYZE")
+    before = await rows_read(storage, admin)
+    await storage.enqueue([job(f"before {number}") for number in range(100)])
+    await work(storage, keep)
+    await enqueue_many(storage)
+    await work(storage, keep)
+    assert await rows_read(storage, admin) - before < 40_000
+
+
+async def enqueue_many(storage: SqlStorage) -> None:
     for start in range(0, 8_000, 4_000):
         await storage.enqueue([job(str(start + number)) for number in range(4_000)])
-    before = await rows_read(storage, admin)
+
+
+async def work(storage: SqlStorage, keep: Retention) -> None:
+    """All steps of a worker ten times."""
     for _ in range(10):
         claims = await claim(storage, 10)
         assert len(claims) == 10
         assert not (await storage.renew(claims)).lost
-        await storage.settle([Completed(claim=claimed, result=b"", keep=DROP) for claimed in claims])
-    assert await rows_read(storage, admin) - before < 3_000
+        outcomes = await storage.settle([Completed(claim=claimed, result=b"", keep=keep) for claimed in claims[::-1]])
+        assert {outcome.status for outcome in outcomes} == {SettleStatus.APPLIED}

@@ -262,6 +262,21 @@ async def test_one_token_settles_once_in_a_batch(storage: SqlStorage) -> None:
     assert status.state is JobState.COMPLETED
 
 
+async def test_completed_jobs_are_told_apart_from_those_of_others(storage: SqlStorage) -> None:
+    """Of completions in one step those count whose claim holds its job, and not an old claim of it."""
+    await storage.enqueue([job("again"), job("other"), job("gone")])
+    old, other, gone = await claim_all(storage)
+    await storage.settle([Released(claim=old), Completed(claim=gone, result=b"", keep=DROP)])
+    [new] = await claim_all(storage)
+    claims = [gone, other, old, new]
+    outcomes = await storage.settle([Completed(claim=claimed, result=b"%d" % at) for at, claimed in enumerate(claims)])
+    assert [outcome.status.value for outcome in outcomes] == ["lost", "applied", "lost", "applied"]
+    ended = [await storage.result(job_id) for job_id in ("again", "other")]
+    assert [each.result for each in ended if each is not None] == [b"3", b"1"]
+    repeated = await storage.settle([Completed(claim=claimed, result=b"") for claimed in claims])
+    assert [each.status.value for each in repeated] == ["lost", "already_applied", "lost", "already_applied"]
+
+
 # The object
 
 
