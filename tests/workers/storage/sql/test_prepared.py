@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import IntEnum, StrEnum
 from typing import Final
 
 import psycopg
@@ -59,6 +60,31 @@ def test_values_arrive_as_they_are_and_come_back(connection: Connection, said: s
         assert tuple(row) == (True, 2, data, -(1 << 62), said, False, None, -2)
         assert row.flag is False
     assert prepared(connection) == 1
+
+
+class Urgency(IntEnum):
+    LOW = 7
+
+
+class Color(StrEnum):
+    RED = "red"
+
+
+def test_members_of_enumerations_arrive_as_their_values(connection: Connection) -> None:
+    """As a priority or a name may be one, alone and in an array."""
+    statement = text(
+        "SELECT CAST(:number AS integer), CAST(:text AS text), (CAST(:numbers AS integer[]))[2],"
+        " (CAST(:texts AS text[]))[2]"
+    )
+    values = {
+        "number": Urgency.LOW,
+        "text": Color.RED,
+        "numbers": [None, Urgency.LOW],
+        "texts": [None, Color.RED],
+    }
+    for _ in range(OFTEN):
+        row = PostgresDirect(connection, alone=True).execute(statement, values).one()
+        assert tuple(row) == (7, "red", 7, "red")
 
 
 def test_a_change_tells_how_many_rows_it_changed(connection: Connection) -> None:

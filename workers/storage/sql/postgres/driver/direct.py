@@ -185,7 +185,7 @@ def _message(statement: _Statement, values: Mapping[str, object]) -> tuple[bytes
         value = values[name]
         if isinstance(value, list) and kind in _ARRAYS:
             value = _array(_ARRAYS[kind], value)
-        sent.append(_ENCODERS[type(value)](value))
+        sent.append(_encoded(value))
         formats.append(_BINARY if isinstance(value, bytes) else 0)
     return statement.name, sent, formats, _BINARY  # the type of the values leaves out None, for NULL
 
@@ -226,6 +226,13 @@ def _array(kind: int, elements: Sequence[bytes | str | None]) -> bytes:
     return b"".join(parts)
 
 
+def _encoded(value: object) -> bytes | None:
+    encode = _ENCODERS.get(type(value))
+    if encode is None:  # of an enumeration, perhaps
+        encode = next(encode for kind, encode in _ENCODERS.items() if isinstance(value, kind))
+    return encode(value)
+
+
 def _numbers(elements: Sequence[int | None]) -> bytes:
     return ("{" + ",".join(["NULL" if element is None else str(int(element)) for element in elements]) + "}").encode()
 
@@ -236,7 +243,9 @@ def _text_bytes(text: str) -> bytes:
     return text.encode()
 
 
-_ENCODERS: Final[Mapping[type, Callable[[Any], bytes | None]]] = {  # each of its own type
+_ENCODERS: Final[
+    Mapping[type, Callable[[Any], bytes | None]]
+] = {  # each takes its own type; the first that fits counts
     type(None): lambda _: None,
     bool: lambda value: b"t" if value else b"f",
     bytes: lambda value: value,
