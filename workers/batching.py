@@ -79,6 +79,7 @@ class Batcher(Generic[T, R]):
         """Return the answer as `ask` does, but ask in the own task while nobody else asks, and without repeats.
 
         That saves two turns of the event loop. What others ask meanwhile goes into a batch, which does not wait for it.
+        The call is its caller's: `close` and `abandon` leave it alone.
         """
         if self._serving or self._alone:
             return await self.put(item)

@@ -296,8 +296,7 @@ DECLARE
     v_turned text[] := '{}';
     v_came_up boolean;
     v_looked_on boolean := false;
-    v_keyed boolean;
-    v_ids text[];
+    v_keyed boolean := true;
 BEGIN
     PERFORM workers_see(p_queue, ARRAY[p_worker], p_noted);
     SELECT q.paused, EXISTS (SELECT FROM workers_gates g WHERE g.queue = p_queue)
@@ -328,34 +327,12 @@ BEGIN
         ));
     END IF;
     -- Most often nothing is held back, and whatever comes first can be taken.
-    IF v_gated THEN
-        v_keyed := true;
-    ELSIF p_any IS NOT NULL THEN
-        SELECT coalesce(array_agg(c.seq), '{}'), coalesce(array_agg(c.id), '{}'), count(c.ordering_key) > 0
-        INTO v_seqs, v_ids, v_keyed FROM (
-            SELECT j.seq, j.id, j.ordering_key FROM workers_jobs j
-            WHERE queue = p_queue AND state = 'ready' ORDER BY priority, run_at, seq LIMIT v_limit FOR UPDATE SKIP LOCKED
-        ) c;
-    ELSIF cardinality(p_names) = 1 THEN
-        SELECT coalesce(array_agg(c.seq), '{}'), coalesce(array_agg(c.id), '{}'), count(c.ordering_key) > 0
-        INTO v_seqs, v_ids, v_keyed FROM (
-            SELECT j.seq, j.id, j.ordering_key FROM workers_jobs j
-            WHERE queue = p_queue AND j.name = p_names[1] AND state = 'ready'
-            ORDER BY priority, run_at, seq LIMIT v_limit FOR UPDATE SKIP LOCKED
-        ) c;
-    ELSE
-        SELECT coalesce(array_agg(c.seq), '{}'), coalesce(array_agg(c.id), '{}'), count(c.ordering_key) > 0
-        INTO v_seqs, v_ids, v_keyed FROM (
-            SELECT each.* FROM unnest(p_names) AS wanted, LATERAL (
-                SELECT j.seq, j.id, j.ordering_key, j.priority, j.run_at FROM workers_jobs j
-                WHERE queue = p_queue AND j.name = wanted AND state = 'ready'
-                ORDER BY priority, run_at, seq LIMIT v_limit FOR UPDATE SKIP LOCKED
-            ) each ORDER BY each.priority, each.run_at, each.seq LIMIT v_limit
-        ) c;
+    IF NOT v_gated THEN
+        SELECT coalesce(array_agg(c.seq), '{}'), count(c.ordering_key) > 0 INTO v_seqs, v_keyed
+        FROM workers_candidates(p_queue, p_names, p_any IS NOT NULL, v_limit) c;
     END IF;
     IF v_keyed THEN
         v_seqs := '{}';
-        v_ids := '{}';
     END IF;
     WHILE v_keyed AND v_round <= 8 LOOP
         v_held := '{}';
@@ -470,10 +447,9 @@ BEGIN
     RETURNING j.seq, j.id, j.name, j.attempts, j.max_attempts, j.created_at, j.keep_completed, j.keep_failed,
         j.priority, j.backoff, j.chain_index, j.meta, j.error, (SELECT data FROM workers_payloads p WHERE p.seq = j.seq),
         array_position(v_seqs, j.seq);
-    IF v_keyed THEN
-        v_ids := ARRAY(SELECT j.id FROM workers_jobs j WHERE j.seq = ANY(v_seqs));
-    END IF;
-    PERFORM workers_tell(p_queue, ARRAY(SELECT 'active:' || i FROM unnest(v_ids) i), false);
+    PERFORM workers_tell(
+        p_queue, ARRAY(SELECT 'active:' || j.id FROM workers_jobs j WHERE j.seq = ANY(v_seqs)), false
+    );
 END $$;
 
 -- Return the milliseconds until a claim for these names may succeed, 0 for now; NULL if there is nothing to wait for.
