@@ -3,16 +3,15 @@
 Theory of operation. What psycopg does in Python for a statement takes longer than libpq takes for it, and most of that
 is about types that our statements do not use. So a statement that has run often enough is prepared once more here, and
 from then on goes from values to libpq and back without psycopg. Values go as text, which the server reads as whatever
-type its statement wants, but bytes, and arrays of bytes or texts, go as they are; rows come in binary. A statement with
-columns of another type than those of `_LOADERS`, or of which the server cannot tell the types of the parameters, is
-left to psycopg for good, as are all of a connection that is not to prepare any. The cache belongs to one connection, of
-which one thread at a time makes use.
+type its statement wants. Bytes go as they are, and so do arrays of bytes or texts. Rows come in binary. A statement is
+left to psycopg for good if it has columns of another type than those of `LOADERS`, or parameters whose types the server
+cannot tell; so are all of a connection that is not to prepare any. The cache belongs to one connection, of which one
+thread at a time makes use.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from sqlalchemy.exc import DBAPIError
 
 from workers.storage.sql.direct import Answer, Direct, Executor, Values
 from workers.storage.sql.postgres.driver.silence import OwnConnection
+from workers.storage.sql.postgres.driver.values import LOADERS, encoded
 
 Rows: TypeAlias = tuple[tuple[str, ...], list[tuple[object, ...]], int]
 """Columns, rows, and how many rows there are or were changed."""
@@ -40,22 +40,6 @@ _GONE: Final = frozenset({"26000", "0A000"})
 """Somebody has dropped the prepared statement, or changed what it returns: it can be carried out anew."""
 
 PARAMETER: Final = re.compile(r"(?<![:\w]):(\w+)(?!:)")  # as SQLAlchemy has it
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(data, "big", signed=True)
-
-
-_LOADERS: Final[Mapping[int, Callable[[bytes], object]]] = {
-    16: lambda data: data == b"\x01",  # boolean
-    17: bytes,
-    20: _number,
-    21: _number,
-    23: _number,
-    25: bytes.decode,
-    2278: bytes.decode,  # void
-}
-"""How to read a column in binary, by the number of its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,22 +155,20 @@ class Prepared:
         if described.status != pq.ExecStatus.COMMAND_OK:
             return None
         kinds = [described.ftype(column) for column in range(described.nfields)]
-        if any(kind not in _LOADERS for kind in kinds):
+        if any(kind not in LOADERS for kind in kinds):
             return None
         columns = tuple([(described.fname(column) or b"").decode() for column in range(described.nfields)])
         typed = tuple([(each, described.param_type(place)) for place, each in enumerate(parameters)])
-        return _Statement(name, typed, columns, tuple([_LOADERS[kind] for kind in kinds]))
+        return _Statement(name, typed, columns, tuple([LOADERS[kind] for kind in kinds]))
 
 
 def _message(statement: _Statement, values: Mapping[str, object]) -> tuple[bytes, list[Any], list[int], int]:
     sent: list[bytes | None] = []
     formats = []
     for name, kind in statement.parameters:
-        value = values[name]
-        if isinstance(value, list) and kind in _ARRAYS:
-            value = _array(_ARRAYS[kind], value)
-        sent.append(_encoded(value))
-        formats.append(_BINARY if isinstance(value, bytes) else 0)
+        data, in_binary = encoded(values[name], kind)
+        sent.append(data)
+        formats.append(_BINARY if in_binary else 0)
     return statement.name, sent, formats, _BINARY  # the type of the values leaves out None, for NULL
 
 
@@ -203,56 +185,6 @@ def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
     """Return the statement with `$1` for a parameter, and the names of the parameters in the order of their numbers."""
     names = tuple(dict.fromkeys(PARAMETER.findall(sql)))
     return PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", sql).encode(), names
-
-
-_ARRAYS: Final = {1001: 17, 1009: 25}
-"""The types whose arrays go in binary, bytea and text: the number of the array's, and of an element's."""
-_HEAD: Final = struct.Struct("!iIIii")
-_LENGTH: Final = struct.Struct("!i").pack
-_NULL: Final = b"\xff\xff\xff\xff"
-
-
-def _array(kind: int, elements: Sequence[bytes | str | None]) -> bytes:
-    """Return an array of one dimension as `array_recv` reads it."""
-    if not elements:
-        return _HEAD.pack(0, 0, kind, 0, 0)[:12]
-    parts = [_HEAD.pack(1, None in elements, kind, len(elements), 1)]
-    for element in elements:
-        if element is None:
-            parts.append(_NULL)
-        else:
-            data = element if isinstance(element, bytes) else _text_bytes(element)
-            parts += (_LENGTH(len(data)), data)
-    return b"".join(parts)
-
-
-def _encoded(value: object) -> bytes | None:
-    encode = _ENCODERS.get(type(value))
-    if encode is None:  # of an enumeration, perhaps
-        encode = next(encode for kind, encode in _ENCODERS.items() if isinstance(value, kind))
-    return encode(value)
-
-
-def _numbers(elements: Sequence[int | None]) -> bytes:
-    return ("{" + ",".join(["NULL" if element is None else str(int(element)) for element in elements]) + "}").encode()
-
-
-def _text_bytes(text: str) -> bytes:
-    if "\0" in text:  # libpq would take what is before it for the whole
-        raise psycopg.DataError("PostgreSQL has no text with NUL")
-    return text.encode()
-
-
-_ENCODERS: Final[
-    Mapping[type, Callable[[Any], bytes | None]]
-] = {  # each takes its own type; the first that fits counts
-    type(None): lambda _: None,
-    bool: lambda value: b"t" if value else b"f",
-    bytes: lambda value: value,
-    int: lambda value: b"%d" % value,
-    list: _numbers,
-    str: _text_bytes,
-}
 
 
 _ARRAY: Final = re.compile(r"CAST\(:(\w+) AS (\w+)\[\]\)")
