@@ -24,11 +24,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from bench.trees import ROOT, Tree, trees
 
@@ -157,11 +159,26 @@ def prepare(environment: Mapping[str, str], directory: Path) -> None:
         sys.exit(done.stderr.decode())
 
 
+@contextmanager
+def begun(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:  # those of `Popen`, of any type
+    """Begin a process; it is gone when the context ends, and after a minute in any case."""
+    with subprocess.Popen(words, **options) as process:
+        limit = threading.Timer(LONGEST_SECONDS, process.kill)
+        limit.start()
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            limit.cancel()
+
+
 def ended(row: Row, environment: Mapping[str, str], directory: Path) -> dict[str, float]:
     """Run a command to its end. Exits if it fails; that it finds nothing is no failure."""
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(row.words, env=environment, cwd=directory, stdout=output, stderr=output)
-        status, cpu = waited(process)
+        with begun(row.words, env=environment, cwd=directory, stdout=output, stderr=output) as process:
+            status, cpu = waited(process)
         if status not in (0, 1):
             output.seek(0)
             row.tree.give_up(output.read().decode())
@@ -170,19 +187,17 @@ def ended(row: Row, environment: Mapping[str, str], directory: Path) -> dict[str
 
 def started(row: Row, environment: Mapping[str, str], directory: Path) -> dict[str, float]:
     """Run a worker until all its processes deliver, and stop it."""
-    began = time.perf_counter()
-    process = subprocess.Popen(row.words, env=environment, cwd=directory, stderr=subprocess.PIPE)
-    assert process.stderr is not None, "it was asked for"
-    told, delivering = ready(row, process.stderr)
-    after = time.perf_counter() - began
-    if len(delivering) < row.processes:
-        process.wait()
-        row.tree.give_up(told)
-    memory = max(resident_mib(pid) for pid in delivering)
-    process.send_signal(signal.SIGTERM)
-    process.stderr.read()
-    _, cpu = waited(process)
-    process.stderr.close()
+    at = time.perf_counter()
+    with begun(row.words, env=environment, cwd=directory, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None, "it was asked for"
+        told, delivering = ready(row, process.stderr)
+        after = time.perf_counter() - at
+        if len(delivering) < row.processes:
+            row.tree.give_up(told)
+        memory = max(resident_mib(pid) for pid in delivering)
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        _, cpu = waited(process)
     return {"ready_s": after, "cpu_s": cpu, "MiB": memory}
 
 
@@ -206,9 +221,7 @@ def resident_mib(pid: int) -> float:
 
 def waited(process: subprocess.Popen[bytes]) -> tuple[int, float]:
     """Return the status of a process that ends, and the CPU time that it and those it waited for have taken."""
-    signal.alarm(LONGEST_SECONDS)
     _, status, usage = os.wait4(process.pid, 0)
-    signal.alarm(0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, usage.ru_utime + usage.ru_stime
 
@@ -216,17 +229,13 @@ def waited(process: subprocess.Popen[bytes]) -> tuple[int, float]:
 def modules(row: Row, environment: Mapping[str, str], directory: Path) -> int:
     """Return how many modules the process imports until it ends, or delivers."""
     words = [row.words[0], "-X", "importtime", *row.words[1:]]
-    process = subprocess.Popen(
-        words, env=environment, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None, "it was asked for"
     imported = 0
-    for line in process.stderr:
-        imported += line.startswith("import time:") and not line.endswith("imported package\n")
-        if READY.decode() in line and '"worker_ready"' in line:
-            process.send_signal(signal.SIGTERM)
-    process.wait()
-    process.stderr.close()
+    with begun(words, env=environment, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None, "it was asked for"
+        for line in process.stderr:
+            imported += line.startswith(b"import time:") and not line.endswith(b"imported package\n")
+            if READY in line and b'"worker_ready"' in line:
+                process.send_signal(signal.SIGTERM)
     return imported
 
 

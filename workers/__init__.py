@@ -244,6 +244,8 @@ if not TYPE_CHECKING:
         if (home := _module_of(name, _HOMES)) is not None:
             value = globals()[name] = getattr(import_module(home), name)
             return value
+        if (module := f"{__name__}.{name}") in _HOMES:  # as `workers.errors`, which programs reach by `import workers`
+            return import_module(module)
         module = _module_of(name, _MOVED)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -15,5 +15,8 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Return what a dataclass would."""
-        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in self.unshown)
-        return f"{type(self).__qualname__}({', '.join(shown)})"
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:  # as msgspec has it, whose own returns all fields
+        """Return the fields that tracebacks drawn by rich may show."""
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name not in self.unshown]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -27,6 +29,13 @@ def test_a_name_that_has_moved_says_where_it_is(module: str) -> None:
             found = getattr(workers, name)
         assert found is getattr(importlib.import_module(module), name)
         assert name not in workers.__all__
+
+
+def test_a_module_is_there_without_an_import_of_its_own() -> None:
+    """As it was while `import workers` imported all of them."""
+    program = "import workers; print(workers.errors.StorageError.__name__, workers.worker.Worker is workers.Worker)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "StorageError True\n", done.stderr
 
 
 def test_a_name_that_never_was_is_none() -> None:
