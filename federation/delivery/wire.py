@@ -97,7 +97,10 @@ class Fragment:
 
 
 class Effect(Protocol):
-    """What the acknowledgment of a delivery changes here: a struct. Writing it twice must change nothing more."""
+    """What the acknowledgment of a delivery changes here: a struct or a dataclass.
+
+    Writing it twice must change nothing more.
+    """
 
     fragment: ClassVar[Fragment | None]
     """None: a group with such an effect goes the longer way, in a transaction of several statements."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -220,3 +222,39 @@ async def test_a_state_that_is_too_long_is_left_out() -> None:
     with use_span(NonRecordingSpan(parent.context)):
         assert current_trace() == {TRACEPARENT: OTHERS}
     assert current_trace() == {}
+
+
+LATE_PROVIDER = """
+import asyncio
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from workers import Queue, Worker, WorkerOptions
+from workers.middlewares.opentelemetry import trace_attempts
+from workers.storage.memory import MemoryStorage
+
+async def main():
+    storage, exporter = MemoryStorage(), InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async def handle(job):
+        worker.stop()
+    async with Queue(storage) as queue:
+        for provides in (False, True):
+            if provides:
+                trace.set_tracer_provider(provider)
+            worker = Worker(storage, {"*": handle}, options=WorkerOptions(middlewares=[tracing]))
+            await queue.enqueue(1)
+            await worker.run()
+    print(*(span.name for span in exporter.get_finished_spans()), sep=",")
+
+tracing = trace_attempts()
+asyncio.run(main())
+"""
+
+
+def test_a_provider_that_comes_late_gets_what_comes_after_it() -> None:
+    """An attempt before it has no span, which nobody would get; it runs all the same."""
+    done = subprocess.run([sys.executable, "-c", LATE_PROVIDER], capture_output=True, text=True)
+    assert done.stdout == "process default\n", done.stderr
