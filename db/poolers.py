@@ -20,7 +20,7 @@ from db.url import DatabaseUrlError
 if TYPE_CHECKING:
     import psycopg  # an extra
 
-_ROUNDS: Final = 3
+_ROUNDS: Final = 4
 """Others may use the pool at the same time, and get in between. Psycopg prepares what is asked more than five times."""
 _NO_TRANSACTIONS: Final = "transaction blocks not allowed"
 """PgBouncer says so with the code that it has for outages, too."""
@@ -67,6 +67,7 @@ def _is_lent(connection: DBAPIConnection, told: psycopg.ConnectionInfo, dialect:
 
     try:
         process = _process(connection)
+        connection.rollback()
         if process == told.backend_pid:
             return False
         with closing(_another(told, dialect)) as other:
@@ -80,25 +81,26 @@ def _is_lent(connection: DBAPIConnection, told: psycopg.ConnectionInfo, dialect:
 def _are_shared(process: int, connection: DBAPIConnection, other: DBAPIConnection) -> bool:
     """Tell whether one has ever had another process than at first, or one that the other has had.
 
-    Each round counts with those before: a pool may lend its sessions in turns that come round as ours do.
+    Each round counts with those before. A pool lends what came back last, or what came back first, and other clients
+    may have put those two into an order in which each gets its own again: so they are given back in both orders.
     """
     held = None
-    for _ in range(_ROUNDS):
-        before, held = held, _process(other, in_transaction=True)
+    for number in range(_ROUNDS):
+        before, held = held, _process(other)
         has_changed = process != _process(connection) or before not in (None, held)
-        other.rollback()
+        for each in (other, connection) if number % 2 == 0 else (connection, other):
+            each.rollback()
         if has_changed or held == process:
             return True
     return False
 
 
-def _process(connection: DBAPIConnection, *, in_transaction: bool = False) -> int:
+def _process(connection: DBAPIConnection) -> int:
+    """Ask in a transaction, which is left open."""
     cursor = connection.cursor()
     cursor.execute(_PROCESS)
     [(process,)] = cursor.fetchall()
     cursor.close()
-    if not in_transaction:
-        connection.commit()
     return int(process)
 
 

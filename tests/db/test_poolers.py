@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Final
 
 import psycopg
@@ -15,7 +15,7 @@ from db import BlacklistRevision, Database, DatabaseUrlError
 from db.engines import migration_engine, reading_engine, writing_engine
 from db.errors import is_outage
 from db.migrate import upgrade
-from db.poolers import LentSessionsError
+from db.poolers import LentSessionsError, _are_shared
 from db.url import parse_url
 from tests.bouncer import bouncer, busy, through
 
@@ -58,6 +58,27 @@ def test_lent_sessions_are_refused_by_every_engine(lent: int, postgres_url: str,
             engine.connect()
         assert "s3cret" not in str(refused.value)
     engine.dispose()
+
+
+@pytest.mark.parametrize("order", ["last", "first"])
+def test_a_pool_in_which_each_gets_its_own_again_is_found_out(
+    postgres_server: str, postgres_url: str, order: str
+) -> None:
+    """Others have put its sessions into an order in which two clients would always get the same, each its own."""
+    with (
+        bouncer(postgres_server, "transaction", server_round_robin=int(order == "first")) as port,
+        ExitStack() as stack,
+    ):
+        url = make_url(through(port, postgres_url)).set(drivername="postgresql").render_as_string(hide_password=False)
+        one, other, third = (stack.enter_context(psycopg.connect(url)) for _ in range(3))
+        first = one.execute("SELECT pg_backend_pid()").fetchone()
+        assert first is not None
+        one.rollback()
+        third.execute("SELECT 1")
+        other.execute("SELECT 1")
+        for each in (third, other) if order == "last" else (other, third):
+            each.rollback()
+        assert _are_shared(first[0], one, other)
 
 
 async def test_lent_sessions_are_refused_to_tasks(lent: int, postgres_url: str) -> None:

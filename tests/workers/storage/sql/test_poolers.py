@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import psycopg
@@ -18,7 +19,8 @@ from tests.workers.storage.sql.steps import MINUTE, connected, exchange_ons
 from workers.errors import StorageError, StorageUnavailable
 from workers.jobs import JobEventKind
 from workers.storage.sql import SqlStorage
-from workers.storage.sql.postgres.driver.silence import Patience
+from workers.storage.sql.postgres.driver.silence import OwnConnection, Patience
+from workers.storage.sql.postgres.session import _are_lent, _process
 from workers.storage.sql.postgres.target import PostgresTarget
 from workers.testing import Case, all_cases, run
 from workers.testing.case import CUTS, FREEZES, MEASURES, RESTARTS, SWALLOWS
@@ -70,6 +72,30 @@ async def test_sessions_are_as_without_it(url: str, by_session: int, admin: psyc
             admin.execute("LOCK TABLE workers_jobs IN ACCESS EXCLUSIVE MODE")
             with pytest.raises(StorageUnavailable, match="locked"):
                 await behind.enqueue([job("b")])
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+@pytest.mark.parametrize("order", ["last", "first"])
+def test_a_pool_in_which_each_gets_its_own_again_is_found_out(
+    postgres_server: str, url: str, order: str, autocommit: bool
+) -> None:
+    """Others have put its sessions into an order in which two clients would always get the same, each its own."""
+    with (
+        bouncer(postgres_server, "transaction", server_round_robin=int(order == "first")) as port,
+        ExitStack() as stack,
+    ):
+        behind = make_url(through(port, url)).set(drivername="postgresql").render_as_string(hide_password=False)
+        connect = partial(OwnConnection.connect, behind, autocommit=autocommit)
+        one, other, third = (stack.enter_context(connect()) for _ in range(3))
+        process = _process(one)
+        one.rollback()
+        for each in (third, other):
+            each.autocommit = False
+            each.execute("SELECT 1")
+        for each in (third, other) if order == "last" else (other, third):
+            each.rollback()
+        assert _are_lent(process, one, lambda: other)
+        assert one.autocommit is autocommit
 
 
 async def test_transactions_are_refused_by_name(url: str, by_transaction: int) -> None:

@@ -152,7 +152,7 @@ def check(connection: Connection, ours: Place, database: str) -> None:
         raise StorageError("`connection` has `client_encoding = SQL_ASCII`, in which texts are bytes; set it to UTF8")
 
 
-_ROUNDS: Final = 3
+_ROUNDS: Final = 4
 """Others may use the pool at the same time, and get in between. Psycopg prepares what is asked more than five times."""
 _NO_TRANSACTIONS: Final = "transaction blocks not allowed"
 """PgBouncer says so with the code that it has for outages, too."""
@@ -176,24 +176,36 @@ def refuse_lent_sessions(connection: OwnConnection, connect: Callable[[], OwnCon
 
 
 def _are_lent(process: int, connection: OwnConnection, connect: Callable[[], OwnConnection]) -> bool:
+    """Find out with a second connection; the process is the one that the first has had."""
+    was = connection.autocommit
+    with connect() as other:
+        other.autocommit = connection.autocommit = False
+        try:
+            return _are_shared(process, connection, other)
+        except psycopg.errors.ProtocolViolation as error:
+            if (error.diag.message_primary or "").startswith(_NO_TRANSACTIONS):  # it lends for single statements
+                return True
+            raise
+        finally:
+            if not connection.closed:
+                connection.rollback()
+                connection.autocommit = was
+
+
+def _are_shared(process: int, connection: OwnConnection, other: OwnConnection) -> bool:
     """Tell whether one has ever had another process than at first, or one that the other has had.
 
-    Each round counts with those before: a pool may lend its sessions in turns that come round as ours do.
+    Each round counts with those before. A pool lends what came back last, or what came back first, and other clients
+    may have put those two into an order in which each gets its own again: so they are given back in both orders.
     """
     held = None
-    with connect() as other:
-        for _ in range(_ROUNDS):
-            try:
-                with other.transaction():
-                    before, held = held, _process(other)
-                    has_changed = process != _process(connection) or before not in (None, held)
-                    connection.commit()
-            except psycopg.errors.ProtocolViolation as error:
-                if (error.diag.message_primary or "").startswith(_NO_TRANSACTIONS):  # it lends for single statements
-                    return True
-                raise
-            if has_changed or held == process:
-                return True
+    for number in range(_ROUNDS):
+        before, held = held, _process(other)
+        has_changed = process != _process(connection) or before not in (None, held)
+        for each in (other, connection) if number % 2 == 0 else (connection, other):
+            each.rollback()
+        if has_changed or held == process:
+            return True
     return False
 
 
