@@ -31,7 +31,7 @@ async def test_a_delivery_passes_few_files(federation: Federation, peer: Peer, m
         with entered_files(*OURS) as entered:
             fate = await site.outcome(await site.owe_post(peer))
     assert fate.row is None
-    assert len(entered) <= 81, sorted(entered)
+    assert len(entered) <= 81, "\n".join(sorted(entered))
 
 
 async def test_an_inbound_post_passes_few_files(database_file: Path) -> None:
@@ -48,4 +48,4 @@ async def test_an_inbound_post_passes_few_files(database_file: Path) -> None:
         with entered_files(*OURS) as entered:
             response = await node.post(peer)
     assert response.status_code == 200
-    assert len(entered) <= 28, sorted(entered)
+    assert len(entered) <= 28, "\n".join(sorted(entered))
