@@ -43,7 +43,7 @@ from federation.base.cache import LoadingCache
 from federation.base.meter import NO_METER, Meter
 from federation.delivery.error_codes import STORED_ALREADY, FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
-from federation.delivery.wire import Sending
+from federation.delivery.wire import DELIVERY_TIMEOUT, Sending
 from federation.http.client import FederationClient
 from federation.http.errors import BlockedUrl, NetworkError, OutboundError
 from federation.http.guard import AddressGuard
@@ -56,7 +56,6 @@ from workers.clock import Clock, monotonic
 from workers.version import version
 
 ACTIVITY_JSON: Final = "application/activity+json"
-DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
 """Of an attempt, whatever it knocked."""
 MOST_REDIRECTS: Final = 2
 LOOK_INTERVAL: Final = timedelta(minutes=10)

@@ -7,8 +7,9 @@ What it sees on the way it writes into `Trace`, so that the record of an attempt
 acknowledgment changes in the application's tables is an `Effect`: the ledger writes it in the transaction in which the
 row goes. Blacklist, order, links and what becomes of a row are the engine's alone.
 
-A new wire is a package with a class like this, and a line in the composition root. A wire that never answers, or breaks
-off with anything but its failures, has a bug: the delivery is held as a fault of ours, and its server is not blamed.
+A new wire is a package with a class like this, and is given to `Federation`, with its queue if it has one; those that
+ship are made in the composition root. A wire that never answers, or breaks off with anything but its failures, has a
+bug: the delivery is held as a fault of ours, and its server is not blamed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from federation.servers.link_rules import Link
 
 T = TypeVar("T")
 
+DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
+"""How long one attempt's requests may take in all."""
 LONGEST_ANSWER: Final = timedelta(minutes=5)
 """A wire has limits of its own, far below this one: who waits for it keeps a slot, and a lease, and others out."""
 

@@ -118,6 +118,7 @@ class Federation:
     ) -> None:
         self.settings = settings
         self._storage = storage
+        self._wires, self._own_queues = wires, own_queues
         self.metrics = metrics
         self.meter: Meter = metrics or NO_METER
         self.own_url = settings.better_auth_url
@@ -351,8 +352,12 @@ class Federation:
         )
 
     def another(self) -> Federation:
-        """Make a node like this one for another event loop, as connections cannot leave theirs."""
-        return Federation(self.settings)
+        """Make a node like this one, with the same wires, for another event loop.
+
+        It has a client, a database and storages of its own, as connections cannot leave their loop, and that database's
+        clock.
+        """
+        return Federation(self.settings, wires=self._wires, own_queues=self._own_queues)
 
     def worker_storage(self, queue: str) -> Storage:
         """Open the storage that a worker of this process uses, on the workers' own connection."""

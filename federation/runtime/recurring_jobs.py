@@ -1,4 +1,8 @@
-"""The recurring jobs of a node."""
+"""The recurring jobs of a node, each run by one of its processes at a time, under a lease.
+
+What every process does beside its workers is in `FederationWorkers`, as ticks of `tending`: it looks at absent servers
+each second, and releases what was held for them four times a second.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 """Listening for cancel requests, long before the next renewal would report them.
 
+The way of one: `Queue.cancel` marks the job and publishes an event, in one transaction where the storage has those;
+the storage's subscription brings it to each worker's `CancelListener`, in another process too; `Worker` asks the
+storage, by a renewal (`Leases`), whether it is still meant, and interrupts the attempt, which cancels the handler's
+task.
+
 Theory of operation. A request is a hint: by the time it is heard, the attempt it was meant for may have ended and
 another begun, so the storage is asked about the claims for that job. Three kinds of request would be missed, and are
 looked for instead:

@@ -285,7 +285,8 @@ def queue_names(settings: Settings) -> tuple[str, ...]:
 
 
 def delivery_queue(settings: Settings, storage: Storage, *, make: Callable[..., JobQueue] = JobQueue) -> JobQueue:
-    """Make a queue of deliveries: 5 attempts, 5, 10, 20, 40 s apart without jitter.
+    """Make a queue of deliveries: `FEDERATION_DELIVERY_ATTEMPTS` (5), `FEDERATION_DELIVERY_BACKOFF` (5 s) apart, then
+    twice as long each time, without jitter.
 
     Completed jobs are kept 24 h, failed ones 7 days.
     """

@@ -1,4 +1,8 @@
-"""What becomes of a delivery whose attempt failed: a pure decision, by the class of the failure and the link."""
+"""What becomes of a delivery whose attempt failed: a pure decision, by the class of the failure and the link.
+
+The pauses here are those of held deliveries. Between the attempts of a series its job waits: `delivery_backoff` of
+`base/queues/queue.py`.
+"""
 
 from __future__ import annotations
 

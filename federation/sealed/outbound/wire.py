@@ -13,7 +13,7 @@ from db import AttemptNote
 from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB
 from federation.delivery.error_codes import BLACKLISTED, FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
-from federation.delivery.wire import Sending
+from federation.delivery.wire import DELIVERY_TIMEOUT, Sending
 from federation.http.client import FederationFetch, Fetched
 from federation.http.errors import BlockedUrl, BodyTooLarge, NetworkError, OutboundError
 from federation.http.guard import AddressGuard
@@ -56,7 +56,6 @@ from workers.clock import Clock, SystemClock, monotonic
 
 log = structlog.get_logger(__name__)
 
-DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
 PAGE_PATIENCE: Final = timedelta(hours=24)
 """How long a page may stand at the `/discover` of a server that was never registered, until deliveries to it fail."""
 LOOK_INTERVAL: Final = timedelta(minutes=10)

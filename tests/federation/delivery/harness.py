@@ -20,12 +20,12 @@ from federation.base.queues.queue import DELIVERY_QUEUE_NAME, delivery_backoff
 from federation.delivery.attempt.host_limits import HostLimits
 from federation.delivery.attempt.processor import DeliveryProcessor
 from federation.delivery.job_origins import OtherNodesJobs
-from federation.delivery.wire import Wires
+from federation.delivery.wire import DELIVERY_TIMEOUT, Wires
 from federation.protocol.activities import follow_activity, post_activity
 from federation.runtime.composition import Federation
 from federation.runtime.workers import log_event
 from federation.sealed.outbound.answers import AckChecks, Chance, one_in_some
-from federation.sealed.outbound.wire import DELIVERY_TIMEOUT, SealedWire
+from federation.sealed.outbound.wire import SealedWire
 from federation.sealed.peers.discovery import SharedDiscovery
 from federation.sealed.peers.health_checks import health_check_id
 from tests.patience import PATIENCE_SECONDS

@@ -84,6 +84,16 @@ def sweeper_of(node: Federation) -> OutboxSweeper:
     return OutboxSweeper(node.database, node.delivery_queues, min_age=AT_ONCE)
 
 
+async def test_a_node_for_another_loop_has_the_same_wires_and_queues(node: Federation) -> None:
+    """What plain code of a process owes by them goes where the node of its event loop looks."""
+    other = node.another()
+    try:
+        [delivery_id] = await owe(other, PLAIN_JOB)
+    finally:
+        await other.close()
+    assert (await jobs(node))[PLAIN_QUEUE] == {delivery_id}
+
+
 async def test_each_job_lies_in_the_queue_of_its_wire(node: Federation) -> None:
     """Also where several are owed together, and where a sweep adds them."""
     post, plain, another = await owe(node, POST_JOB, PLAIN_JOB, POST_JOB)

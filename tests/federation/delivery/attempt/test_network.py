@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from db import DeliveryState, HoldReason
+from federation.delivery.wire import DELIVERY_TIMEOUT
 from federation.runtime.composition import Federation
-from federation.sealed.outbound.wire import DELIVERY_TIMEOUT
 from tests.federation.delivery.harness import Site
 from tests.misbehaving import (
     Behaviour,
