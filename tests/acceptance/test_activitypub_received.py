@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -20,7 +18,7 @@ from db import ActivityFollow, FollowDirection, FollowState, ReceivedActivity, R
 from federation import activitypub
 from federation.activitypub.signatures import SignatureKind
 from tests.acceptance.actors import ActorsProcess, Author
-from tests.acceptance.stranger import Stranger
+from tests.acceptance.stranger import Door, Stranger
 from tests.acceptance.worker_process import WorkerProcess
 from tests.federation.activitypub.remote import shows
 from tests.interop.activitypub.peer import Fedify, fedify_server
@@ -234,40 +232,6 @@ def dies(alice: Author, where: str) -> None:
 
 async def was_taken(fedify: Fedify, activity_id: str) -> bool:
     return (activity_id, 202) in [(each.id, each.status) for each in await fedify.sent()]
-
-
-class Door:
-    """Posts to the inbox of an actor of ours, through a proxy: each request for another client."""
-
-    def __init__(self, alice: Author, client: httpx.AsyncClient) -> None:
-        self._own_url, self._inbox = alice.serving.url, f"{alice.id}/inbox"
-        self._client = client
-        self._numbers = itertools.count()
-        self.last = ""
-
-    async def post(
-        self,
-        who: Stranger,
-        kind: SignatureKind,
-        *,
-        origin: str | None = None,
-        at: datetime | None = None,
-        drop: str = "",
-        sent: bytes | None = None,
-        without: str = "",
-        key_id: str | None = None,
-        **members: object,
-    ) -> int:
-        """The answer to an activity with these members, signed for *origin*, as `Host` says; its id is `last`."""
-        number = next(self._numbers)
-        self.last = f"{who.id}/{number}"
-        body = json.dumps(who.activity(number) | members).encode()
-        url = self._inbox.replace(self._own_url, origin or self._own_url)
-        headers = who.headers(kind, url, body, at or SystemClock().now(), without=without, key_id=key_id)
-        headers = {name: value for name, value in headers.items() if name != drop}
-        headers |= {"X-Forwarded-For": f"192.0.2.{number % 250 + 1}", "Host": urlsplit(url).netloc}
-        reply = await self._client.post(self._inbox, content=body if sent is None else sent, headers=headers)
-        return reply.status_code
 
 
 @pytest.fixture
