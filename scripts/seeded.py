@@ -41,6 +41,7 @@ NEAREST: Final = {
     "federation/delivery/attempt/processor": "delivery/held/test_outage delivery/attempt/test_trouble"
     " delivery/ledger/test_attempt_log delivery/attempt/test_blacklist delivery/held/test_canaries"
     " delivery/attempt/test_host_limits",
+    "federation/delivery/attempt/host_limits": "delivery/attempt/test_host_limits",
     "federation/delivery/attempt/crash_suspects": "delivery/attempt/test_crash_suspects",
     "federation/delivery/ledger/ledger": "delivery/attempt/test_database_away",
     "federation/delivery/ledger/statements": "delivery/ledger/test_statements delivery/ledger/test_attempt_log"

@@ -31,6 +31,7 @@ BUGS: Final = (
         "decision.fails_alone",
         swap("link.last_success_at >= series.first_attempted_at", "link.last_success_at < series.first_attempted_at"),
     ),
+    Bug("silent: for ever", "host_limits._first_byte", swap("now < server.silent_until", "server.silent_until")),
     Bug("fails alone: never", "decision.fails_alone", returns("False")),
     Bug("fails alone: also where nothing answers", "decision.fails_alone", swap("answers(code)", "True")),
     Bug("alone: given up at once", "decision.alone", returns("FAILED")),

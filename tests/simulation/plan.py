@@ -56,6 +56,8 @@ PERMANENT: Final = (Trouble.REFUSES, Trouble.HANGS, Trouble.BAD_GATEWAY, Trouble
 """What a server may suffer to the end."""
 STRANGERS: Final = (Trouble.MISSING, Trouble.PARKED, Trouble.OTHER_KEYS)
 """With these somebody else answers: who meets a server so takes that for the server."""
+SILENT: Final = (Trouble.HANGS, Trouble.HANGS_ON_POSTS)
+"""With these a server never answers."""
 TAKES_DELIVERIES: Final = (Trouble.SLOW, Trouble.CENSORED)
 """With these a server gets what is sent to it all the same."""
 

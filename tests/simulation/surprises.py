@@ -11,6 +11,7 @@ from tests.simulation.plan import (
     DAY,
     HOUR,
     MINUTE,
+    SILENT,
     STRANGERS,
     WEEK,
     ClockJump,
@@ -18,10 +19,12 @@ from tests.simulation.plan import (
     Freeze,
     LastRequest,
     Meddling,
+    Phase,
     Plan,
     PlannedDelivery,
     PlannedFollow,
     PlannedServer,
+    Trouble,
 )
 
 
@@ -35,6 +38,7 @@ def with_surprises(plan: Plan) -> Plan:
     forgotten = {each.server for each in meddlings if each.deed is Deed.FORGETS}
     return replace(
         plan,
+        servers=tuple(_slow_since(each, plan.seed) for each in plan.servers),
         deliveries=tuple(sorted((*plan.deliveries, *meanwhile), key=lambda each: each.at)),
         jumps=jumps,
         own_machines=own_machines,
@@ -44,6 +48,16 @@ def with_surprises(plan: Plan) -> Plan:
         freezes=_freezes(chance, plan),
         losses=_losses(chance, plan),
     )
+
+
+def _slow_since(server: PlannedServer, seed: int) -> PlannedServer:
+    """Half of the servers that were silent come back slow, and stay so: what waits for them must let them answer."""
+    chance = random.Random(f"{seed} {server.number} slow")
+    last = max(server.phases, key=lambda each: each.end, default=None)
+    if last is None or last.trouble not in SILENT or last.end == math.inf or chance.random() < 0.5:
+        return server
+    slow = Phase(last.end, math.inf, Trouble.SLOW, round(chance.uniform(6, 9), 1))  # a discovery may take 10 s
+    return replace(server, phases=(*server.phases, slow))
 
 
 def _last_requests(chance: random.Random, plan: Plan) -> tuple[LastRequest, ...]:

@@ -9,8 +9,10 @@ fifth of the room, so a long backlog to a new one waits a moment in the slots. A
 wait of all behind it: their deliveries are held for a while, and so are those for which there is no room left. So a
 server that hangs costs no slot anything, and takes room for one attempt at a time.
 
-A server that gave no answer the last time is taken for silent. It gets only `SILENT_FIRST_BYTE` to begin its answer,
-not the whole deadline, so that a thousand such servers pass through the room quickly.
+A server that gave no answer the last time is taken for silent, for `SILENT_FOR`. It gets only `SILENT_FIRST_BYTE` to
+begin its answer, or twice as long as its last one took, and not the whole deadline, so that a thousand such servers
+pass through the room quickly. That lasts until its link is down, about: what is sent later, to find out whether it is
+back, gets the whole deadline again, or a server that has become slow would be away for ever.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ USUAL: Final = timedelta(milliseconds=60)
 """What an attempt is believed to take before any has been answered."""
 LONGEST_STAY: Final = timedelta(seconds=5)
 SILENT_FIRST_BYTE: Final = timedelta(seconds=5)
+SILENT_FOR: Final = timedelta(seconds=30)
 MOST_BYTES: Final = 64 * 1024 * 1024
 SHARE: Final = 5
 """No server has more than one part in this many of the room."""
@@ -60,14 +63,16 @@ class Busy(Exception):
 class _Server:
     """A server as this process remembers it.
 
-    `quick` and `silent` say how it answered the last time, once it `is_known`. `turned_away` counts the deliveries
-    that were sent away and are not back yet; `seconds` is about how long an attempt takes.
+    `quick` says how it answered the last time, once it `is_known`, and `silent_until` for how long it is taken for
+    silent, by the loop's clock. `turned_away` counts the deliveries that were sent away and are not back yet; `seconds`
+    is about how long an attempt takes, and `answered_in` how long its last answer took.
     """
 
     url: str
     is_known: bool = False
     quick: bool = False
-    silent: bool = False
+    silent_until: float = 0.0
+    answered_in: float = 0.0
     used: int = 0
     outside: int = 0
     turned_away: int = 0
@@ -99,17 +104,13 @@ class _Place:
 class Turn:
     """An attempt's turn at its server. Its holder notes whether the server answered, and after how many seconds.
 
-    With `waited` None, the whole duration of the turn counts, whatever else was done in it.
+    With `waited` None, the whole duration of the turn counts, whatever else was done in it. `first_byte` is how long to
+    wait for the beginning of an answer; None: as long as the attempt may take.
     """
 
-    silent: bool
+    first_byte: timedelta | None
     answered: bool | None = None
     waited: float | None = None
-
-    @property
-    def first_byte(self) -> timedelta | None:
-        """How long to wait for the beginning of an answer; None means as long as the attempt may take."""
-        return SILENT_FIRST_BYTE if self.silent else None
 
 
 class HostLimits:
@@ -157,7 +158,8 @@ class HostLimits:
             await self._wait(place)
             server.turned_away = max(server.turned_away - 1, 0)
             loop = asyncio.get_running_loop()
-            started, turn = loop.time(), Turn(silent=server.silent)
+            started = loop.time()
+            turn = Turn(_first_byte(server, started))
             try:
                 yield turn
             finally:
@@ -257,9 +259,11 @@ class HostLimits:
         if turn.answered is None:  # the attempt ended for a reason on our side
             return
         server.seconds += (seconds - server.seconds) / 4
-        server.is_known, server.silent = True, not turn.answered
+        server.is_known = True
+        server.silent_until = 0.0 if turn.answered else asyncio.get_running_loop().time() + SILENT_FOR.total_seconds()
         server.quick = turn.answered and seconds < self._slow_after(self._quick)
         if turn.answered:
+            server.answered_in = seconds
             self._usual += (seconds - self._usual) / 20
             if server.quick:  # some of those that were sent away went on in other processes, or are over
                 server.turned_away = 0
@@ -274,3 +278,7 @@ class HostLimits:
         seconds = server.turned_away * server.seconds / self._turns(server)
         pause = min(max(timedelta(seconds=seconds), SHORTEST_PAUSE), LONGEST_PAUSE)
         return Busy(server.url, pause * random.uniform(1 - SPREAD, 1 + SPREAD))  # noqa: S311 - guards nothing
+
+
+def _first_byte(server: _Server, now: float) -> timedelta | None:
+    return max(SILENT_FIRST_BYTE, timedelta(seconds=2 * server.answered_in)) if now < server.silent_until else None

@@ -15,6 +15,7 @@ from federation.delivery.attempt.host_limits import (
     MAX_REMEMBERED,
     SHORTEST_PAUSE,
     SILENT_FIRST_BYTE,
+    SILENT_FOR,
     Busy,
     HostLimits,
     Turn,
@@ -164,6 +165,23 @@ async def test_no_answer_ends_the_wait_of_all_behind() -> None:
     async with held(limits) as turn:
         assert turn.first_byte == SILENT_FIRST_BYTE
         turn.answered = True
+    async with held(limits) as turn:
+        assert turn.first_byte is None
+
+
+async def test_a_server_is_taken_for_silent_for_a_while_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has become slow would never be given the time that it takes; nor one whose answers took long before."""
+    limits, loop = HostLimits(per_server=1, most=10, quick=NEVER), asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    async with held(limits) as turn:
+        turn.answered, turn.waited = True, 4.0
+    async with held(limits) as turn:
+        turn.answered = False
+    async with held(limits) as turn:
+        assert turn.first_byte == timedelta(seconds=8)
+        turn.answered = False
+    now += SILENT_FOR.total_seconds()
     async with held(limits) as turn:
         assert turn.first_byte is None
 
