@@ -224,8 +224,9 @@ def _report(options: argparse.Namespace) -> None:
     from federation.analytics.data.snapshots import commit, open_for_writing
 
     out = open_for_writing(options.out)
+    as_of = options.as_of or pipeline.latest(out)
     with _session(options, None) as spark:
-        summary = pipeline.report(spark, out, options.as_of, told=tell)
+        summary = pipeline.report(spark, out, as_of, told=tell)
     commit(out)
     _print(options, summary, _lines(summary, options.out))
 

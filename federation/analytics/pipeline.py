@@ -183,7 +183,7 @@ def report(
     """
     with _explained():
         told("writing the report")
-        findings = find(spark, out, as_of or _latest(out), computed or computed_days(out))
+        findings = find(spark, out, as_of or latest(out), computed or computed_days(out))
         write_page(render(findings, made_at=datetime.now(UTC)), out)
         summary = summary_of(findings)
         write_summary(summary, out)
@@ -201,7 +201,12 @@ def _results(out: Place) -> list[str]:
     return [day for day in found if day <= tomorrow]  # a later one was asked for by mistake
 
 
-def _latest(out: Place) -> date:
+def latest(out: Place) -> date:
+    """Return the day of which `out` has its latest results.
+
+    Raises:
+        AnalyticsError: it has none.
+    """
     days = _results(out)
     if not days:
         raise AnalyticsError(f"there are no results in {out}; `federation analytics run` makes them")

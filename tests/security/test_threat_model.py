@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ NAMED = sorted(set(re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", PAGE)))
 LINES = [line for line in PAGE.splitlines() if line.count("|") == 4 and not line.startswith(("| Cannot", "| ---"))]
 
 
+@cache
 def files() -> dict[str, list[Path]]:
     found = defaultdict(list)
     for file in (ROOT / "tests").rglob("test_*.py"):

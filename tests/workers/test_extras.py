@@ -30,8 +30,9 @@ def test_the_table_is_that_of_the_project() -> None:
         for requirement in project[extra]:
             wanted.setdefault(distribution(re.split(r"[\[<>=;]", requirement)[0]), set()).add(extra)
     told: dict[str, set[str]] = {}
+    installed = packages_distributions()
     for package, extras in PACKAGES.items():
-        for each in packages_distributions()[package]:
+        for each in installed[package]:
             if package not in OF_OTHERS and distribution(each) in wanted:
                 told.setdefault(distribution(each), set()).update(extras)
     assert told == wanted

@@ -28,6 +28,18 @@ INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 """To check each class that is loaded is a twentieth of the JVM's time. These are as Spark's developers built them."""
 
+MEMORY = "2g"
+"""A run needs a third of that, and the tests of one JVM leave so much behind that it would collect it all, again and
+again: of a GiB that is more than a quarter of its time."""
+ONE_COLLECTOR = "-XX:ParallelGCThreads=1"
+"""Beside the other tests a second one would wait for a core, and the first one, spinning, for it."""
+
+FORGETFUL = dict.fromkeys(
+    ("spark.ui.retainedJobs", "spark.ui.retainedStages", "spark.ui.retainedTasks", "spark.sql.ui.retainedExecutions"),
+    "10",
+)
+"""Spark keeps a thousand queries for a page that nobody has."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """They have the time that a JVM takes to start; one process runs them all (`tests/conftest.py`)."""
@@ -41,8 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """This machine's Spark; do not stop it. Without Java the test is not run, and says so."""
-    few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false"}
-    java = {"spark.driver.extraJavaOptions": f"{jvm_options(None, 0)} {UNVERIFIED}"}
+    few_tasks = {"spark.sql.shuffle.partitions": "2", "spark.sql.adaptive.enabled": "false", **FORGETFUL}
+    java = {
+        "spark.driver.memory": MEMORY,
+        "spark.driver.extraJavaOptions": f"{jvm_options(None, 0)} {UNVERIFIED} {ONE_COLLECTOR}",
+    }
     mounted = {"spark.hadoop.fs.viewfs.mounttable.tests.link./disk": tmp_path_factory.mktemp("viewfs").as_uri()}
     with pytest.MonkeyPatch.context() as patched:
         for name, value in {**CREDENTIALS, **AZURE_CREDENTIALS}.items():  # its workers inherit them

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from federation.cli import main
+from tests import warm
 from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,6 +73,20 @@ def test_an_unreachable_database_is_told_without_its_password(
         assert "s3cret" not in stderr
         assert len(stderr.splitlines()) == 1
     assert list(empty_environment.iterdir()) == []
+
+
+def test_a_report_of_nothing_starts_no_spark(tmp_path: Path) -> None:
+    """That there are no results is told in one line, also where there is no Java."""
+    done = subprocess.run(
+        [warm.PYTHON, "-m", "federation", "analytics", "report", "--out", str(tmp_path / "out")],
+        env=os.environ | {"JAVA_HOME": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there are no results in" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_missing_java_is_told(sqlite_only: str, tmp_path: Path) -> None:

@@ -19,6 +19,15 @@ from federation.cli import main
 from tests.federation.protocol.vectors import A
 from tests.patience import PATIENCE_SECONDS
 
+LIMITED = """
+import resource, runpy, sys
+limit, number = getattr(resource, sys.argv[1]), int(sys.argv[2])
+resource.setrlimit(limit, (number, number))
+sys.argv[:] = ["federation", *sys.argv[3:]]
+runpy.run_module("federation", run_name="__main__", alter_sys=True)
+"""
+"""`python -m federation` that may have no more of something: the limit's name, the number, then the arguments."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:

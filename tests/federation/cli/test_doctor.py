@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -30,7 +28,7 @@ from federation.base.settings.settings import OLD_KEY_VARIABLES, Settings
 from federation.protocol.keys import generate_own_keys
 from federation.runtime.composition import Federation
 from tests import warm
-from tests.federation.cli.conftest import Command
+from tests.federation.cli.conftest import LIMITED, Command
 from tests.federation.cli.elsewhere import PEER, know
 from tests.federation.conftest import alter
 from tests.federation.protocol.vectors import B
@@ -54,18 +52,14 @@ def fresh(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     folder.mkdir()
 
     def run(*arguments: str, open_files: int | None = None) -> subprocess.CompletedProcess[str]:
-        def limit() -> None:
-            assert open_files is not None
-            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
-
+        limited = ["-c", LIMITED, "RLIMIT_NOFILE", str(open_files)]
         return subprocess.run(
-            [sys.executable if open_files else warm.PYTHON, "-m", "federation", *arguments],
+            [warm.PYTHON, *(limited if open_files else ["-m", "federation"]), *arguments],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
             cwd=folder,
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
-            preexec_fn=limit if open_files else None,
         )
 
     return run

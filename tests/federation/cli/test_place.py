@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +15,7 @@ import pytest
 from db import Database
 from federation.base.settings.settings import Settings
 from tests import warm
-from tests.federation.cli.conftest import Command
+from tests.federation.cli.conftest import LIMITED, Command
 from tests.federation.cli.elsewhere import on_the_node, owe
 from tests.federation.cli.every_command import every_command, typed
 from tests.patience import PATIENCE_SECONDS
@@ -203,19 +201,14 @@ ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTW
 @pytest.mark.parametrize("room", [0, 100, 5_000, 100_000])
 def test_a_full_disk_is_told_and_leaves_nothing_half_done(tmp_path: Path, room: int) -> None:
     """In one line; with room enough `init` does the rest, host tables and all."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-
     folder = tmp_path / "full"
     folder.mkdir()
     full = subprocess.run(
-        [sys.executable, *INIT],
+        [warm.PYTHON, "-c", LIMITED, "RLIMIT_FSIZE", str(room), "init"],
         cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        preexec_fn=limit,
         timeout=PATIENCE_SECONDS,
     )
     assert full.returncode == 2
@@ -242,7 +235,7 @@ def read_only() -> Iterator[Path]:
 def test_a_directory_that_may_not_be_written_to_is_told(read_only: Path) -> None:
     """In one line, by a user who is not allowed everything."""
     tried = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, str(ROOT)],
+        [warm.PYTHON, "-c", AS_NOBODY, str(ROOT)],
         cwd=read_only,
         env=ENVIRONMENT,
         capture_output=True,

@@ -193,9 +193,9 @@ async def test_a_delivered_delivery_is_told_from_the_log(federation: Federation,
     await program.gets("/delivery", id="never", status=404)
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
+async def test_what_cannot_be_answered_is_told(program: Program) -> None:
+    """In a sentence, and with nothing in the log of the process."""
+    for path, status in (
         ("/server?url=%00", 400),
         ("/servers?after=%20&sort=score", 400),
         ("/deliveries?after=nonsense", 400),
@@ -208,16 +208,13 @@ async def test_a_delivered_delivery_is_told_from_the_log(federation: Federation,
         ("/actions?after=-1", 400),
         ("/delivery?id=%00", 400),
         ("/delivery?id=none", 404),
-    ],
-)
-async def test_what_cannot_be_answered_is_told(program: Program, path: str, status: int) -> None:
-    """In a sentence, and with nothing in the log of the process."""
-    assert (await program.gets(ROOT + path, status=status))["detail"]
+    ):
+        assert (await program.gets(ROOT + path, status=status))["detail"], path
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
+async def test_an_order_that_cannot_be_done_does_nothing(federation: Federation, program: Program) -> None:
+    """And leaves no line in the audit log."""
+    orders: list[tuple[str, dict[str, object], int]] = [
         ("/deliveries", {"action": "retry"}, 400),
         ("/deliveries", {"action": "retry", "ids": ["a"], "all": True}, 400),
         ("/deliveries", {"action": "retry", "ids": ["a"], "state": "failed"}, 400),
@@ -227,14 +224,10 @@ async def test_what_cannot_be_answered_is_told(program: Program, path: str, stat
         ("/scheduler/run", {"name": "none"}, 404),
         ("/blacklist/add", {"rule": "evil", "reason": ""}, 400),
         ("/blacklist/add", {"rule": "*.evil.example", "reason": "x", "lasts": "99999999999d"}, 400),
-    ],
-)
-async def test_an_order_that_cannot_be_done_does_nothing(
-    federation: Federation, program: Program, path: str, body: dict[str, object], status: int
-) -> None:
-    """And leaves no line in the audit log."""
-    await program.posts(path, status=status, **body)
-    assert not [each for each in await actions(federation) if each[0] == "robot"]
+    ]
+    for path, body, status in orders:
+        await program.posts(path, status=status, **body)
+        assert not [each for each in await actions(federation) if each[0] == "robot"], (path, body)
 
 
 async def test_a_list_is_imported_after_a_dry_run(federation: Federation, program: Program) -> None:

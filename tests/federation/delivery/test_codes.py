@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,14 +30,20 @@ STATUSES = {"HTTP_429", "HTTP_401"}
 refusal that may be our fault."""
 
 
-def raised() -> Iterator[tuple[AttemptOutcome, ast.expr]]:
+@cache
+def raised() -> list[tuple[AttemptOutcome, ast.expr]]:
     """Every place that names a code, as the outcome and the expression of the code."""
-    for path in SOURCES.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call):
-                continue
-            if isinstance(node.func, ast.Name) and node.func.id in FAILURES:
-                yield FAILURES[node.func.id], node.args[0]
+    calls = (
+        node
+        for path in SOURCES.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    )
+    return [
+        (FAILURES[call.func.id], call.args[0])
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id in FAILURES
+    ]
 
 
 def test_every_literal_code_is_listed_under_its_outcome() -> None:
