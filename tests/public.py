@@ -22,7 +22,7 @@ from db import FederationTable, HostTable
 from federation.base.settings.settings import Settings
 from federation.cli.app import app
 from federation.cli.problems import INTERRUPTED, NOT_FOUND, USAGE_ERROR, Kind
-from tests.federation.test_documented_names import logged_events, metric_names, supervisor_events, worker_events
+from tests.federation.test_documented_names import all_events, metric_names
 
 MODULES: Final = (
     *("federation", "federation.activitypub", "federation.sync", "federation.sync.activitypub", "federation.testing"),
@@ -51,7 +51,7 @@ def page() -> str:
         "Kinds of errors": sorted(Kind),
         "Tables": tables(),
         "Metrics": sorted(metric_names()),
-        "Log events": sorted(logged_events() | supervisor_events() | worker_events()),
+        "Log events": sorted(all_events()),
     }
     shown = "\n".join(f"\n## {title}\n\n```text\n" + "\n".join(lines) + "\n```" for title, lines in parts.items())
     return f"{HEAD}{shown}\n\nWhat the commands print with `--json` is in [its own page](../cli-json.md).\n"
