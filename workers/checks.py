@@ -98,6 +98,11 @@ def check_progress(value: bytes) -> None:
         raise ValueError(f"progress must be at most {MAX_PROGRESS_BYTES} bytes long, not {len(value)}")
 
 
+def reworded(error: TypeError | ValueError, text: str) -> TypeError | ValueError:
+    """Return an error of the kind that callers tell apart, with this text; those of libraries are made of more."""
+    return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
+
+
 def new_id() -> str:
     """Make a fresh id that sorts by creation time: 48 bits of milliseconds, 80 random bits, as a UUID (version 7)."""
     value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 from workers.worker import Worker
@@ -14,6 +16,7 @@ from workers.worker.events import WorkerEvent, WorkerEventKind
 logger = logging.getLogger("workers")
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_SAID: Final = ("stopping; send the signal again to skip the grace", "stopping without grace")
 _FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -29,6 +32,29 @@ def log_ready(event: WorkerEvent) -> None:
         logger.info("worker %s is ready for the queue %r", event.worker_id, event.queue)
 
 
+class RunsAtImport(RuntimeError):
+    """A module that is imported by a command, and would work by itself, for ever, instead."""
+
+
+_importing: ContextVar[bool] = ContextVar("workers_importing", default=False)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import a module for what it declares: nothing in it may begin to work."""
+    token = _importing.set(True)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
+def refuse_at_import() -> None:
+    """Raise `RunsAtImport` if the running code is that of a module which a command imports."""
+    if _importing.get():
+        raise RunsAtImport('it calls run() when it is imported; put that under `if __name__ == "__main__":`')
+
+
 async def run_until_stopped(workers: Sequence[Worker]) -> None:
     """Run the workers until a signal stops them, which lets jobs finish for their grace; a second one does not.
 
@@ -36,9 +62,13 @@ async def run_until_stopped(workers: Sequence[Worker]) -> None:
         Exception: what ended one of them; the others were stopped.
     """
     loop = asyncio.get_running_loop()
+    heard = 0
 
     def stop() -> None:
-        logger.info("stopping; send the signal again to skip the grace")
+        nonlocal heard
+        heard += 1
+        if heard <= len(_SAID):
+            logger.info(_SAID[heard - 1])
         for worker in workers:
             worker.stop()
 

@@ -92,6 +92,27 @@ def odd_key(value: object) -> str | None:
     return None
 
 
+def non_finite(value: object) -> list[str]:
+    """Say where numbers are NaN or infinite."""
+    inner: list[tuple[object, _Path]] = [(value, None)]
+    seen: set[int] = set()
+    found: list[str] = []
+    for each, path in inner:  # which grows meanwhile
+        if isinstance(each, float):
+            found += [] if math.isfinite(each) else [_shown(path)]
+            continue
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        entries: Iterable[tuple[object, object]] = ()
+        if isinstance(each, dict):
+            entries = each.items()
+        elif isinstance(each, list | tuple):
+            entries = enumerate(each)
+        inner += [(item, (path, key)) for key, item in entries if isinstance(item, (*_CONTAINERS, float))]
+    return found
+
+
 def _first_odd(keys: Iterable[object], path: _Path) -> str | None:
     texts: set[str] = set()
     for key in keys:

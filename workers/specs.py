@@ -93,7 +93,10 @@ def check_spec(spec: JobSpec) -> JobSpec:
         TypeError: it is none, perhaps a payload alone.
     """
     if not isinstance(spec, JobSpec):
-        raise TypeError(f"a job to enqueue is a JobSpec, as JobSpec(payload=...), not {type(spec).__name__}")
+        raise TypeError(
+            "a job to enqueue is a JobSpec, as"
+            f" {'task.spec(...)' if hasattr(spec, 'spec') else 'JobSpec(payload=...)'}, not {type(spec).__name__}"
+        )
     return spec
 
 
@@ -134,7 +137,7 @@ def new_job(
         id=new_id() if spec.id is None else spec.id,
         name=spec.name,
         payload=spec.payload.data if isinstance(spec.payload, Encoded) else serde.dumps(spec.payload),
-        delay=as_delay(spec),
+        delay=delay_until(spec.delay, spec.at),
         max_attempts=max_attempts if spec.max_attempts is None else spec.max_attempts,
         keep_completed=ttl if spec.keep_completed is None else spec.keep_completed,
         keep_failed=keep_failed if spec.keep_failed is None else spec.keep_failed,
@@ -187,22 +190,22 @@ def as_ttl(value: timedelta | int) -> timedelta:
     return ttl
 
 
-def as_delay(spec: JobSpec) -> timedelta:
-    """Return how long from now the job is to wait.
+def delay_until(delay: timedelta | float | None, at: datetime | None) -> timedelta:
+    """Return how long from now a job is to wait that has one of them.
 
     Raises:
         ValueError: it has both `delay` and `at`, or an `at` without a time zone.
         TypeError: one of them is no time.
     """
-    if spec.at is None:
-        return timedelta(0) if spec.delay is None else as_duration("delay", spec.delay)
-    if spec.delay is not None:
+    if at is None:
+        return timedelta(0) if delay is None else as_duration("delay", delay)
+    if delay is not None:
         raise ValueError("a job takes delay or at, not both")
-    if not isinstance(spec.at, datetime):
-        raise TypeError(f"at is an aware datetime, not {spec.at!r}")
-    if spec.at.tzinfo is None:
-        raise ValueError(f"at must be an aware datetime, not {spec.at!r}")
-    return max(spec.at - datetime.now(UTC), timedelta(0))
+    if not isinstance(at, datetime):
+        raise TypeError(f"at is an aware datetime, not {at!r}")
+    if at.tzinfo is None:
+        raise ValueError(f"at must be an aware datetime, not {at!r}")
+    return max(at - datetime.now(UTC), timedelta(0))
 
 
 def content_id(payload: object, *, serde: Serde | None = None) -> str:

@@ -11,16 +11,16 @@ from federation import activitypub, sync
 
 def add_note(request: HttpRequest) -> JsonResponse:
     alice, text, to = request.build_absolute_uri("/users/alice"), request.GET["text"], request.GET["to"]
-    recipient = activitypub.Recipient(id=to, inbox=request.GET["inbox"])
+    bob = activitypub.Recipient(id=to, inbox=request.GET["inbox"])
     note = {"id": f"{alice}/notes/{word(20)}", "type": "Note", "attributedTo": alice, "to": [to], "content": text}
     with transaction.atomic():  # your own writes belong into it, too
         sync.activitypub.add_actor(connection, alice)  # her keys, unless they are there already
-        sent = sync.activitypub.send(connection, activitypub.create(note), [recipient])
-    return JsonResponse([*sent.delivery_ids], safe=False)
+        return JsonResponse(sync.activitypub.send(connection, activitypub.create(note), [bob]).delivery_ids, safe=False)
 
 
 def show(asked: HttpRequest) -> HttpResponse:  # `actor=` returns documents of your own
-    status, headers, body = activitypub.respond(asked.method, asked.get_full_path(), asked.headers, asked.body)
+    target, client = asked.get_full_path(), asked.META["REMOTE_ADDR"]  # who posts too much is told so
+    status, headers, body = activitypub.respond(asked.method, target, asked.headers, asked.body, client=client)
     return HttpResponse(body, status=status, headers=headers)
 
 

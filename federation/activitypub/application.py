@@ -32,7 +32,7 @@ from federation.activitypub.inbox import (
     taken,
 )
 from federation.activitypub.keys import ActorKeys
-from federation.activitypub.refused import Anybody, Asker, HeaderLines, Network, Refused, asker_of
+from federation.activitypub.refused import Admit, Anybody, HeaderLines, Network, Refused, asker_of, everybody
 from federation.activitypub.replies import Reply, Wanted, late, misconfigured
 from federation.activitypub.serving import (
     ActorFunction,
@@ -113,6 +113,7 @@ def respond(
     headers: Mapping[str, str],
     body: bytes = b"",
     *,
+    client: str | None = None,
     actor: ActorFunction | None = None,
     find: FindFunction | None = None,
     total: TotalFunction | None = None,
@@ -125,14 +126,22 @@ def respond(
     functions are called in this thread, unless they are coroutine functions, which run in the process's background
     loop. Before and after each it takes 15 s at most: then it answers 503.
 
+    `client` is the address of whoever connected, in Django `request.META["REMOTE_ADDR"]`: what he posts is limited as
+    by `asgi`. If `FEDERATION_TRUSTED_PROXIES` names it, the headers say for whom that proxy asks; or pass the address
+    that a proxy you trust forwarded. Without one, or with a private one that is not named, nobody is told apart:
+    nothing bounds how many activities a client posts, each of which may cost the check of a signature, and one client
+    can use up the keys of new servers that are fetched for all.
+
     Raises:
         ConfigurationError: this process has no node that serves actors.
     """
     node, wanted = _node("background_node"), Wanted.of(method, target, headers)
     serving = serving_of(node, actor=actor, find=find, total=total, usage=usage, software=software)
     if is_inbox(method, wanted.path):
-        take = partial(inbox_of(node).take, method=method, target=target, headers=headers, body=body, client=Anybody())
-        step = _in_time(take, wanted)
+        inbox, door = inbox_of(node), _parts(node).door
+        asker = door.asker(client or "", HeaderLines(headers.items()))
+        take = partial(inbox.take, method=method, target=target, headers=headers, body=body)
+        step = _in_time(partial(take, client=asker, admit=door.admit), wanted)
     else:
         step = _in_time(partial(serving.begin, wanted), wanted)
     while isinstance(step, Asking):
@@ -219,20 +228,17 @@ def _parts(node: Node) -> Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """Who may come to a mounted application: *proxies* say for whom they ask, and *admit* counts each request.
-
-    It raises a `Refused` for who has come too often.
-    """
+    """Who may come to what an application serves: *proxies* say for whom they ask, *admit* counts each request."""
 
     proxies: Sequence[Network]
-    admit: Callable[[Asker], Awaitable[None]]
+    admit: Admit
+
+    def asker(self, host: str, headers: HeaderLines) -> Anybody:
+        """Return who asks, by the address of whoever connected and by what it says if that is a proxy."""
+        return asker_of(host, headers, self.proxies)
 
 
-async def _everybody(_asker: Asker) -> None:
-    """Let everybody in."""
-
-
-_OPEN: Final = Door(proxies=(), admit=_everybody)
+_OPEN: Final = Door(proxies=(), admit=everybody)
 
 
 class ActorsApp:
@@ -277,7 +283,7 @@ class ActorsApp:
     async def _taken(self, inbox: ActivitiesInbox, wanted: Wanted, scope: Scope, receive: Receive) -> Reply:
         headers, door = joined(scope["headers"]), self._door()
         host, _ = scope.get("client") or ("", 0)
-        asker = asker_of(host, HeaderLines(scope["headers"]), door.proxies)
+        asker = door.asker(host, HeaderLines.of_scope(scope["headers"]))
         try:
             await door.admit(asker)
             await inbox.check_head(headers)

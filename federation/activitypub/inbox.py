@@ -27,7 +27,7 @@ from db.errors import is_outage
 from federation.activitypub.activities import WIRE
 from federation.activitypub.key_documents import KeyGone, KeyRefused, is_on_origin, is_posted
 from federation.activitypub.posted import NoActivity, PostedActivity, read_posted
-from federation.activitypub.refused import AdmitFetch, Anybody, Asker, Refused, Why
+from federation.activitypub.refused import Admit, AdmitFetch, Anybody, Asker, Refused, Why, everybody
 from federation.activitypub.remote_keys import KeyUnavailable, RemoteKey, RemoteKeys
 from federation.activitypub.replies import RETRY_SECONDS, Reply, problem
 from federation.activitypub.signature_fields import BadSignature
@@ -145,12 +145,23 @@ class ActivitiesInbox:
         self._clock = clock
         self._meter = meter
 
-    async def take(self, *, method: str, target: str, headers: Mapping[str, str], body: bytes, client: Asker) -> Reply:
+    async def take(
+        self,
+        *,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        client: Asker,
+        admit: Admit = everybody,
+    ) -> Reply:
         """Answer a request: 202 once it is stored. Whatever goes wrong is an answer, too.
 
-        *target* is the path with its query, as it was sent. Several headers of one name are one, with commas.
+        *target* is the path with its query, as it was sent. Several headers of one name are one, with commas. *admit*
+        is asked first.
         """
         try:
+            await admit(client)
             await self.check_head(headers)
             await self.accept(method=method, target=target, headers=headers, body=body, client=client)
         except Refused as refused:

@@ -90,7 +90,7 @@ def is_nested(text: bytes, most: int) -> bool:
     if text.count(b"[") + text.count(b"{") <= most:
         return False
     brackets = _TEXTS.sub(b"", text).translate(None, _OTHERS)
-    return max(accumulate(map(_STEPS.__getitem__, brackets))) > most
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > most
 
 
 def _id(named: str | _Identified) -> str:

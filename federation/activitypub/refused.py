@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 from federation.activitypub.replies import Reply, problem
 from federation.http.addresses import is_globally_routable
@@ -34,13 +34,18 @@ class Anybody:
 
 
 class HeaderLines:
-    """The headers of an ASGI scope, by line."""
+    """The headers of a request, by line."""
 
-    def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
-        self._raw = list(raw)
+    def __init__(self, lines: Iterable[tuple[str, str]]) -> None:
+        self._lines = [(name.lower(), value) for name, value in lines]
+
+    @classmethod
+    def of_scope(cls, raw: Iterable[tuple[bytes, bytes]]) -> Self:
+        """Return those of an ASGI scope."""
+        return cls((name.decode("latin-1"), value.decode("latin-1")) for name, value in raw)
 
     def getlist(self, key: str, /) -> list[str]:
-        return [value.decode("latin-1") for name, value in self._raw if name.decode("latin-1").lower() == key]
+        return [value for name, value in self._lines if name == key]
 
 
 def asker_of(host: str, headers: HeaderLines, proxies: Sequence[Network]) -> Anybody:
@@ -81,6 +86,14 @@ class Why(StrEnum):
     LIMIT = "limit"
     """Somebody asks for too much, or all together do."""
     QUEUE = "queue"
+
+
+Admit: TypeAlias = Callable[[Asker], Awaitable[None]]
+"""Counts a request; raises a `Refused` for who has come too often."""
+
+
+async def everybody(_asker: Asker) -> None:
+    """Let everybody in."""
 
 
 AdmitFetch: TypeAlias = Callable[[Asker, bool], Awaitable[None]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,12 +12,15 @@ from email.utils import format_datetime
 from hashlib import sha256
 from urllib.parse import urlsplit
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from federation.activitypub.documents import ACTIVITY_JSON
 from federation.activitypub.signatures import SignatureKind
+from tests.acceptance.actors import Author
 from tests.federation.activitypub.remote import RemoteActor, loaded
+from workers.clock import SystemClock
 
 COVERED = {
     SignatureKind.CAVAGE: {"method": "(request-target)", "host": "host", "date": "date", "digest": "digest"},
@@ -64,6 +69,40 @@ class Stranger(RemoteActor):
 
     def _signed(self, base: list[str]) -> str:
         return encoded(loaded(self.key).sign("\n".join(base).encode(), padding.PKCS1v15(), SHA256()))
+
+
+class Door:
+    """Posts to the inbox of an actor of ours, through a proxy: each request for another client."""
+
+    def __init__(self, alice: Author, client: httpx.AsyncClient) -> None:
+        self._own_url, self._inbox = alice.serving.url, f"{alice.id}/inbox"
+        self._client = client
+        self._numbers = itertools.count()
+        self.last = ""
+
+    async def post(
+        self,
+        who: Stranger,
+        kind: SignatureKind,
+        *,
+        origin: str | None = None,
+        at: datetime | None = None,
+        drop: str = "",
+        sent: bytes | None = None,
+        without: str = "",
+        key_id: str | None = None,
+        **members: object,
+    ) -> int:
+        """The answer to an activity with these members, signed for *origin*, as `Host` says; its id is `last`."""
+        number = next(self._numbers)
+        self.last = f"{who.id}/{number}"
+        body = json.dumps(who.activity(number) | members).encode()
+        url = self._inbox.replace(self._own_url, origin or self._own_url)
+        headers = who.headers(kind, url, body, at or SystemClock().now(), without=without, key_id=key_id)
+        headers = {name: value for name, value in headers.items() if name != drop}
+        headers |= {"X-Forwarded-For": f"192.0.2.{number % 250 + 1}", "Host": urlsplit(url).netloc}
+        reply = await self._client.post(self._inbox, content=body if sent is None else sent, headers=headers)
+        return reply.status_code
 
 
 def encoded(what: bytes) -> str:

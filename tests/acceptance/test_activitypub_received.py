@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -19,7 +18,7 @@ from db import ActivityFollow, FollowDirection, FollowState, ReceivedActivity, R
 from federation import activitypub
 from federation.activitypub.signatures import SignatureKind
 from tests.acceptance.actors import ActorsProcess, Author
-from tests.acceptance.stranger import Stranger
+from tests.acceptance.stranger import Door, Stranger
 from tests.acceptance.worker_process import WorkerProcess
 from tests.federation.activitypub.remote import shows
 from tests.interop.activitypub.peer import Fedify, fedify_server
@@ -37,8 +36,8 @@ from federation import activitypub
 
 DIES = Path(__file__).with_name("dies-within")
 
-@activitypub.on("Create")
-async def created(session, activity, actor):
+@activitypub.on("Create", "Accept", "Reject")
+async def heard(session, activity, actor):
     await session.execute(text("INSERT INTO replies VALUES (:id, :actor)"), {"id": activity.id, "actor": actor})
     dies_once()
 
@@ -52,10 +51,12 @@ def dies_once():
         DIES.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
 """
+ANSWERED = {"Accept": FollowState.ACCEPTED, "Reject": FollowState.REJECTED}
 APPLICATION_SETTINGS = {"FEDERATION_TASKS": "an_application", "FEDERATION_TRUSTED_PROXIES": "127.0.0.1"}
-# A process dies once an activity is committed and before anything else is done, if there is this file. The sweep, which
-# else leaves what is new to its job for a minute, looks at it after a moment.
-DIES_AFTER_COMMIT = """
+# If there is a file that says so, a process dies once an activity is committed and before anything else is done, before
+# the first statement of the transaction that handles one, or once that is committed. The sweep, which else leaves what
+# is new to its job for a minute, looks at it after a moment.
+DIES_AROUND_COMMITS = """
 import os, signal
 from datetime import timedelta
 from pathlib import Path
@@ -64,19 +65,29 @@ from sqlalchemy import Engine, Pool, event
 
 from federation.activitypub import received
 
-DIES = Path(__file__).with_name("dies-after-commit")
+STORES, HANDLES = "INSERT INTO activitypub_received", "UPDATE activitypub_received SET state"
 received.PATIENCE = timedelta(milliseconds=10)
 
+def dies_once(where):
+    file = Path(__file__).with_name(f"dies-{where}")
+    if file.exists():
+        file.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@event.listens_for(Engine, "before_cursor_execute")
+def begins(connection, cursor, statement, *_):
+    if statement.startswith(HANDLES):
+        dies_once("before-handling")
+
 @event.listens_for(Engine, "after_cursor_execute")
-def stored(connection, cursor, statement, *_):
-    if statement.startswith("INSERT INTO activitypub_received"):
-        connection.info["stored"] = True
+def written(connection, cursor, statement, *_):
+    if statement.startswith((STORES, HANDLES)):
+        connection.info["written"] = "after-commit" if statement.startswith(STORES) else "after-handling"
 
 @event.listens_for(Pool, "checkin")
 def committed(_, record):
-    if record.info.pop("stored", False) and DIES.exists():
-        DIES.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
+    if (where := record.info.pop("written", None)) is not None:
+        dies_once(where)
 """
 
 
@@ -91,7 +102,7 @@ def serving(tmp_path: Path, place: dict[str, object]) -> Iterator[ActorsProcess]
     directory = tmp_path / "serving"
     directory.mkdir()
     (directory / "an_application.py").write_text(APPLICATION)
-    process = ActorsProcess.at(place, directory, site=DIES_AFTER_COMMIT, **APPLICATION_SETTINGS)
+    process = ActorsProcess.at(place, directory, site=DIES_AROUND_COMMITS, **APPLICATION_SETTINGS)
     yield process
     process.kill()
 
@@ -224,40 +235,6 @@ async def was_taken(fedify: Fedify, activity_id: str) -> bool:
     return (activity_id, 202) in [(each.id, each.status) for each in await fedify.sent()]
 
 
-class Door:
-    """Posts to the inbox of an actor of ours, through a proxy: each request for another client."""
-
-    def __init__(self, alice: Author, client: httpx.AsyncClient) -> None:
-        self._own_url, self._inbox = alice.serving.url, f"{alice.id}/inbox"
-        self._client = client
-        self._numbers = itertools.count()
-        self.last = ""
-
-    async def post(
-        self,
-        who: Stranger,
-        kind: SignatureKind,
-        *,
-        origin: str | None = None,
-        at: datetime | None = None,
-        drop: str = "",
-        sent: bytes | None = None,
-        without: str = "",
-        key_id: str | None = None,
-        **members: object,
-    ) -> int:
-        """The answer to an activity with these members, signed for *origin*, as `Host` says; its id is `last`."""
-        number = next(self._numbers)
-        self.last = f"{who.id}/{number}"
-        body = json.dumps(who.activity(number) | members).encode()
-        url = self._inbox.replace(self._own_url, origin or self._own_url)
-        headers = who.headers(kind, url, body, at or SystemClock().now(), without=without, key_id=key_id)
-        headers = {name: value for name, value in headers.items() if name != drop}
-        headers |= {"X-Forwarded-For": f"192.0.2.{number % 250 + 1}", "Host": urlsplit(url).netloc}
-        reply = await self._client.post(self._inbox, content=body if sent is None else sent, headers=headers)
-        return reply.status_code
-
-
 @pytest.fixture
 async def door(alice: Author) -> AsyncIterator[Door]:
     async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
@@ -270,6 +247,80 @@ async def away() -> AsyncIterator[MisbehavingServer]:
     async with MisbehavingServer() as server:
         server.default = respond(404)
         yield server
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", [*ANSWERED])
+async def test_an_answer_to_our_follow_counts_once_wherever_we_are_killed(
+    alice: Author, door: Door, away: MisbehavingServer, kind: str
+) -> None:
+    """After its commit and before the 202, after that, and before, within and after the transaction that handles it."""
+    in_worker = ("before-handling", "within", "after-handling")
+    people = {name: Stranger(away, f"/users/{name}") for name in ("after-commit", "after-202", *in_worker)}
+    asked = await follows(alice, away, [who.id for who in people.values()])
+    unheard, heard = (FollowState.PENDING, ReceivedState.NEW), (ANSWERED[kind], ReceivedState.DONE)
+
+    async def answers(name: str) -> int:
+        who = people[name]
+        return await door.post(who, SignatureKind.CAVAGE, id=f"{who.id}/answer", type=kind, object=asked[who.id])
+
+    async def known(name: str) -> tuple[FollowState, ReceivedState | None]:
+        who = people[name]
+        return (await followed(alice))[who.id][0], (await states(alice)).get(f"{who.id}/answer")
+
+    dies(alice, "after-commit")
+    with pytest.raises(httpx.TransportError):
+        await answers("after-commit")
+    await alice.serving.died()
+    assert await known("after-commit") == unheard
+    await alice.serving.start()
+    assert await answers("after-commit") == 202, "it is sent again, and known"
+    assert await answers("after-202") == 202
+    alice.serving.kill()
+    assert await known("after-202") == unheard
+    await alice.serving.start()
+    await alice.worker.start()
+    for name in ("after-commit", "after-202"):
+        await eventually(partial(known, name), lambda found: found == heard)
+    for name in in_worker:
+        dies(alice, name)
+        assert await answers(name) == 202
+        await alice.worker.died()
+        assert await known(name) == (heard if name == "after-handling" else unheard)
+        await alice.worker.start()
+        await eventually(partial(known, name), lambda found: found == heard)
+
+    before, lasts = await followed(alice), []
+    for name, who in people.items():
+        assert await answers(name) == 202
+        assert await door.post(who, SignatureKind.CAVAGE) == 202
+        lasts.append(door.last)
+    await eventually(lambda: replies(alice), lambda found: {*lasts} <= {*found})
+    assert Counter(await replies(alice)) == Counter([*(f"{who}/answer" for who in asked), *lasts])
+    assert set((await states(alice)).values()) == {ReceivedState.DONE}
+    assert await followed(alice) == before
+    assert alice.worker.terminate() == 0
+
+
+async def follows(alice: Author, away: MisbehavingServer, people: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Alice follows them: the Follow that each has got. No worker runs afterwards."""
+    away.default = respond(202)
+    async with alice.view.outbox.transaction() as session:
+        for who in people:
+            await activitypub.follow_actor(session, alice.id, activitypub.Recipient(id=who, inbox=f"{who}/inbox"))
+    await alice.worker.start()
+    await eventually(alice.rows, lambda rows: not rows)
+    assert alice.worker.terminate() == 0
+    got = [json.loads(each.body) for each in away.requests if each.method == "POST"]
+    assert sorted(each["object"] for each in got) == sorted(people)
+    return {each["object"]: each for each in got}
+
+
+async def followed(alice: Author) -> dict[str, tuple[FollowState, datetime]]:
+    """How far each follow of hers has come, and since when."""
+    query = select(col(ActivityFollow.remote_actor), col(ActivityFollow.state), col(ActivityFollow.since))
+    rows = await alice.view.database.rows(query.where(col(ActivityFollow.direction) == FollowDirection.FOLLOWING))
+    return {row.remote_actor: (row.state, row.since) for row in rows}
 
 
 @pytest.mark.spread("place")

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from workers.command.problems import CommandError
 from workers.errors import StorageError, Unsupported
+from workers.foreground import RunsAtImport, importing
 from workers.queue import Queue
 from workers.storage import open_storage
 from workers.tasks import Tasks
@@ -47,6 +48,8 @@ def queue_of(target: str) -> Queue:
 
 
 def _queue_of(tasks: Tasks, target: str) -> Queue:
+    if not tasks.handlers():
+        raise CommandError(f"{target} has no task: declare one, `@{target.partition(':')[2]}.task`, in that module")
     try:
         return tasks.working_queue()  # which warns of jobs that none of the tasks takes
     except Unsupported:
@@ -71,6 +74,9 @@ def _found(target: str) -> Queue | Tasks:
     name, colon, path = target.partition(":")
     if not (name and colon and path):
         raise CommandError(f"{_shown(target)} is neither module:queue, as shop.jobs:queue, nor a storage's URL")
+    if name.endswith(".py") or "/" in name:
+        stem = name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise CommandError(f"{_shown(target)} names a file; name its module, as {stem}:{path}")
     module = _imported(name)
     found: object = module
     for part in path.split("."):
@@ -85,7 +91,10 @@ def _found(target: str) -> Queue | Tasks:
 
 def _imported(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with importing():
+            return importlib.import_module(name)
+    except RunsAtImport as error:
+        raise CommandError(f"module {name!r} cannot be imported: {error}") from None
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise CommandError(

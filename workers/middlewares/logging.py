@@ -19,6 +19,7 @@ _LEVELS: Final = {
     Outcome.RETRIED: logging.WARNING,
     Outcome.FAILED: logging.ERROR,
     Outcome.LEASE_LOST: logging.WARNING,
+    Outcome.ABANDONED: logging.WARNING,
 }
 
 

@@ -15,7 +15,8 @@ class Outcome(StrEnum):
 
     `retried`: the job runs again later; `snoozed`: so it does, and this was no attempt; `released`: it goes back
     uncounted, because its worker stops; `suspended`: it waits for its children, uncounted, and then runs again;
-    `lease_lost`: another worker has the job, and nothing that the handler did has an effect on it.
+    `lease_lost`: another worker has the job, and nothing that the handler did has an effect on it; `abandoned`: its
+    worker ends before its plain function, and another has the job once the lease is over.
     """
 
     COMPLETED = "completed"
@@ -26,6 +27,7 @@ class Outcome(StrEnum):
     RELEASED = "released"
     SUSPENDED = "suspended"
     LEASE_LOST = "lease_lost"
+    ABANDONED = "abandoned"
 
 
 _INTERRUPTED: Final = {SignalReason.SHUTDOWN: Outcome.RELEASED, SignalReason.CANCELLED: Outcome.CANCELLED}
@@ -42,6 +44,8 @@ def outcome_of(job: Job, error: BaseException | None) -> Outcome:
         return Outcome.LEASE_LOST
     if error is None:
         return Outcome.COMPLETED
+    if job.run.is_abandoned:
+        return Outcome.ABANDONED
     if job.signal.reason is not None:
         return _INTERRUPTED[job.signal.reason]
     if isinstance(error, WaitForChildren):

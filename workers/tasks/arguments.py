@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -13,8 +14,12 @@ from importlib.util import find_spec
 from typing import Any, Final, TypeAlias
 
 from workers.chains import Continuation
-from workers.serde import odd_key
+from workers.checks import reworded
+from workers.errors import UnrecoverableError
+from workers.serde import non_finite, odd_key
 from workers.worker.handlers import Job
+
+_LOG = logging.getLogger(__name__)
 
 # Any: a type annotation is whatever its author wrote.
 Hint: TypeAlias = Any
@@ -25,7 +30,7 @@ class Codec:
     """`load` checks a value, and returns it as its annotation says; `dump` returns it in JSON's types.
 
     `load` raises `ValueError` for a value that does not fit, without quoting it. `dump` raises `TypeError` for keys
-    that would not come back.
+    that would not come back, and `ValueError` for numbers that would not.
     """
 
     load: Callable[[object], object]
@@ -39,14 +44,16 @@ def codec_of(hint: Hint) -> Codec:
         TypeError: the library that checks does not know the type.
     """
     if find_spec("pydantic") is not None:
-        return _keeping_keys(_of_pydantic(hint))
+        return _losing_nothing(_of_pydantic(hint))
     if find_spec("msgspec") is not None:
-        return _keeping_keys(_of_msgspec(hint))
+        return _losing_nothing(_of_msgspec(hint))
     return _plain(hint)
 
 
-def _keeping_keys(codec: Codec) -> Codec:
-    """Refuse what both libraries do: they make each key a text, also where no annotation says which type it had."""
+def _losing_nothing(codec: Codec) -> Codec:
+    """Refuse what the libraries do: they make each key a text, also where no annotation says which type it had, and
+    pydantic makes NaN and infinity null there.
+    """
 
     def comes_back(value: object, dumped: object) -> bool:
         try:
@@ -58,6 +65,9 @@ def _keeping_keys(codec: Codec) -> Codec:
         dumped, odd = codec.dump(value), odd_key(value)
         if odd is not None and not comes_back(value, dumped):
             raise TypeError(f"keys that are no text have a type in the annotation, as dict[int, str]; {odd}")
+        infinite = non_finite(value)
+        if infinite and len(non_finite(dumped)) < len(infinite):
+            raise ValueError(f"NaN and infinity are no numbers in JSON; this is one: {infinite[0]}")
         return dumped
 
     return Codec(codec.load, dump)
@@ -66,6 +76,7 @@ def _keeping_keys(codec: Codec) -> Codec:
 def _of_pydantic(hint: Hint) -> Codec:
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
+    from pydantic_core import PydanticSerializationError
 
     try:
         adapter: TypeAdapter[object] = TypeAdapter(hint)
@@ -79,7 +90,16 @@ def _of_pydantic(hint: Hint) -> Codec:
             problems = error.errors(include_input=False, include_context=False, include_url=False)
         raise ValueError("; ".join(_problem(problem["loc"], problem["msg"]) for problem in problems))
 
-    return Codec(load, lambda value: adapter.dump_python(value, mode="json"))
+    def dump(value: object) -> object:
+        try:
+            return adapter.dump_python(value, mode="json", warnings="error")
+        except PydanticSerializationError:
+            dumped = adapter.dump_python(value, mode="json", warnings="none")
+        # Of a result: its function has run, so that it cannot be refused.
+        _LOG.warning("a result of type %s is not what its annotation says: %r", type(value).__name__, hint)
+        return dumped
+
+    return Codec(load, dump)
 
 
 def _problem(place: tuple[int | str, ...], message: str) -> str:
@@ -191,8 +211,19 @@ class Arguments:
         return {**self._defaults, **data} if isinstance(data, dict) else data
 
     def dump_result(self, result: object) -> object:
-        """Return what the function returned in JSON's types; a continuation stays one."""
-        return result if self.result is None or isinstance(result, Continuation) else self.result.dump(result)
+        """Return what the function returned in JSON's types; a continuation stays one.
+
+        Raises:
+            UnrecoverableError: it cannot be encoded, as another run's could not.
+        """
+        if self.result is None or isinstance(result, Continuation):
+            return result
+        try:
+            return self.result.dump(result)
+        except (TypeError, ValueError) as error:
+            raise UnrecoverableError(
+                f"the function's result of type {type(result).__name__} cannot be encoded: {type(error).__name__}"
+            ) from error
 
     def loaded(self, result: object) -> object:
         """Return the decoded result as the function's annotation says."""
@@ -222,11 +253,12 @@ class Arguments:
         return typing.get_type_hints(self.function, include_extras=True)
 
     def _dump(self, name: str, value: object) -> object:
+        problem: Exception
         try:
             return self._codecs[name].dump(value)
-        except TypeError as error:
-            problem = str(error)
-        raise TypeError(f"{name}: {problem}")
+        except (TypeError, ValueError) as error:
+            problem = reworded(error, f"{name}: {error}")
+        raise problem
 
     def _load(self, name: str, value: object) -> object:
         try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal, TypedDict
 
 from workers.checks import as_duration
 from workers.deduplication import DeduplicationMode
 from workers.jobs import AfterFailure, JobRef
 from workers.jobs.job import as_jobs
+from workers.specs import delay_until
 from workers.tasks.declared import Task
 from workers.tasks.queue import EnqueueOptions
 from workers.tasks.unique import TakenKey, Unique, Uniqueness, as_period, as_unique, key_of_data, scope_of
@@ -20,6 +21,7 @@ class TaskOptions(TypedDict, total=False):
     """The options of an enqueue of a task; see `Tasks.enqueue_task`."""
 
     delay: timedelta | float
+    at: datetime | None
     priority: int
     unique: Uniqueness | None
     deduplication_key: str | None
@@ -41,6 +43,7 @@ class CallOptions:
     """
 
     delay: timedelta | float = timedelta(0)
+    at: datetime | None = None
     priority: int = 0
     unique: Uniqueness | None = None
     deduplication_key: str | None = None
@@ -53,7 +56,8 @@ class CallOptions:
     connection: object | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "delay", as_duration("delay", self.delay))
+        delay = as_duration("delay", self.delay)
+        object.__setattr__(self, "delay", delay if self.at is None else delay_until(delay or None, self.at))
         object.__setattr__(self, "after", as_jobs(self.after))
         object.__setattr__(self, "after_failure", AfterFailure(self.after_failure))
         if self.deduplication_mode is not None:
@@ -62,6 +66,12 @@ class CallOptions:
             if self.deduplication_key is None:
                 raise ValueError("deduplication_ttl is for a deduplication_key; without one, the time is `unique`")
             object.__setattr__(self, "deduplication_ttl", as_period("deduplication_ttl", self.deduplication_ttl))
+
+    @property
+    def wait(self) -> timedelta:
+        """How long the run waits before it is due."""
+        assert isinstance(self.delay, timedelta), "as it was made in the beginning"
+        return self.delay
 
     def mode_of(self, task: Task) -> DeduplicationMode | None:
         """Return how the enqueue is deduplicated; None if it is not."""
@@ -89,7 +99,7 @@ class CallOptions:
 
     def for_queue(self, key: TakenKey | None = None) -> EnqueueOptions:
         """Return what the queue is to know of them."""
-        delay = as_duration("delay", self.delay)
+        delay = self.wait
         lasting = None if key is None else key.lasting
         usual = EnqueueOptions()
         return EnqueueOptions(

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from workers.background import background
-from workers.checks import MAX_ATTEMPTS, as_duration, check_text, check_whole
+from workers.checks import MAX_ATTEMPTS, as_duration, check_text, check_whole, reworded
 from workers.crons import Missed
 from workers.errors import Unsupported
-from workers.foreground import log_ready, run_until_stopped, start_logging
+from workers.foreground import log_ready, refuse_at_import, run_until_stopped, start_logging
 from workers.kv.base import KvStore, encode_key, writes_conditionally
 from workers.limits import Limit
 from workers.middlewares import log_attempts
@@ -105,6 +105,7 @@ class Tasks:
         self._memory: InMemory | None = None
         self._plain: SyncQueue | None = None
         self._entered: list[Queue] = []
+        self._working: asyncio.AbstractEventLoop | None = None
 
     @property
     def queue(self) -> Queue:
@@ -267,7 +268,7 @@ class Tasks:
         try:
             limit = Limit(rate, concurrency=concurrency)
         except (ValueError, TypeError) as error:
-            raise type(error)(f"task {name!r}: {error}") from None
+            raise reworded(error, f"task {name!r}: {error}") from None
         if self._own is None:
             raise Unsupported(f"task {name!r}: only a queue of this package keeps limits")
         for each in (self._own, self._plain):
@@ -374,7 +375,7 @@ class Tasks:
             try:
                 task.validate(data)
             except (TypeError, ValueError) as error:
-                raise type(error)(f"task {name!r}: {error}") from None
+                raise reworded(error, f"task {name!r}: {error}") from None
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the tasks as handlers, for `Worker` or `Queue.execute`; other handlers may be added."""
@@ -413,7 +414,8 @@ class Tasks:
         It logs to stderr, unless the program logs already. `python -m workers run module:app` does the same, and more.
 
         Raises:
-            RuntimeError: it is not the main thread, which alone gets signals.
+            RuntimeError: it is not the main thread, which alone gets signals; an event loop runs in it; a command of
+                `python -m workers` imports the module that calls this.
             ValueError: no task is declared.
             StorageError: the storage is not fit for use.
         """
@@ -423,11 +425,14 @@ class Tasks:
             )
         if not self._tasks:
             raise ValueError("there is no task to run: declare one, `@app.task`, in a module that is imported before")
+        refuse_at_import()
+        if _running_loop() is not None:
+            raise RuntimeError("run() has an event loop of its own; in a coroutine, use `async with app:`")
         start_logging()
         asyncio.run(self._work(concurrency, grace))
 
     async def _work(self, concurrency: int | None, grace: timedelta | float | None) -> None:
-        queue = self.working_queue()
+        queue, self._working = self.working_queue(), asyncio.get_running_loop()
         await queue.make_tables()
         around = [log_attempts]
         worker = queue.worker(concurrency=concurrency, grace=grace, observers=[log_ready], middlewares=around)
@@ -438,6 +443,7 @@ class Tasks:
         queue = self.working_queue()
         await queue.start()
         self._entered.append(queue)
+        self._working = asyncio.get_running_loop()
         return self
 
     async def __aexit__(
@@ -446,6 +452,12 @@ class Tasks:
         queue = self._entered.pop()
         if queue not in self._entered:
             await queue.stop()
+
+    def refuse_to_block(self) -> None:
+        """Raise `RuntimeError` where waiting would keep the tasks' own worker from working, in its event loop."""
+        loop = _running_loop()
+        if loop is not None and loop is self._working and not loop.is_closed():
+            raise RuntimeError("result() would block the event loop that runs these tasks; there, await enqueue()")
 
     def enqueue_plain(self, specs: Sequence[JobSpec], connection: object | None = None) -> list[Enqueued]:
         """Enqueue specs of tasks from code without `async`; see `workers.sync.Queue.enqueue_many`."""
@@ -470,8 +482,17 @@ class Tasks:
         await self._runs.run(message, self.handlers())
 
     def _check_ours(self, task: Task) -> None:
+        if not hasattr(task, "handler"):
+            raise TypeError(f"{task!r} is no task: declare it by `@app.task`")
         if self._tasks.get(task.name) is not task:
             raise ValueError(f"task {task.name!r} was declared elsewhere; enqueue it there")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _queues(given: Queue | Storage | TaskQueue | str, retry: RetryPolicy | None) -> tuple[Queue | None, TaskQueue]:

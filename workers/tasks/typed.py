@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from workers.checks import new_id
+from workers.checks import new_id, reworded
 from workers.jobs import EnqueueStatus
 from workers.queue import Queue
 from workers.specs import Enqueued, JobSpec
@@ -22,6 +22,16 @@ from workers.worker.handlers import Handler, HandlerFunction, Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_ELSEWHERE: Final = {
+    "delay": "enqueue(...)",
+    "apply_async": "options(...).enqueue(...)",
+    "send": "enqueue(...)",
+    "s": "spec(...)",
+    "si": "spec(...)",
+    "get": "enqueue(...), whose value has result()",
+}
+"""What other queues call it; for who comes from there."""
 
 
 class Owner(Protocol):
@@ -39,6 +49,8 @@ class Owner(Protocol):
 
     def enqueue_plain(self, specs: Sequence[JobSpec], connection: object | None) -> list[Enqueued]: ...
 
+    def refuse_to_block(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueuedTask(Generic[R]):
@@ -54,10 +66,11 @@ class EnqueuedTask(Generic[R]):
 
         Raises:
             JobFailedError, JobCancelledError, JobTimeoutError, JobGoneError: see `Queue.enqueue_and_wait`.
+            ValueError: the job has completed, and its result is not what the function's annotation says.
             Unsupported: the tasks' queue is none of this package, and has no results.
         """
         result = await self.owner.queue.wait_for_job_chain_completion(self.id, timeout)
-        return cast(R, self.arguments.loaded(result))
+        return cast(R, loaded(self.arguments, self.id, result))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +83,22 @@ class SyncEnqueuedTask(Generic[R]):
     arguments: Arguments = field(repr=False)
 
     def result(self, timeout: timedelta | float = timedelta(seconds=30)) -> R:
-        """See `EnqueuedTask.result`; the calling thread waits."""
-        return cast(R, self.arguments.loaded(self.owner.sync.wait_for_job_chain_completion(self.id, timeout)))
+        """See `EnqueuedTask.result`; the calling thread waits.
+
+        Raises:
+            RuntimeError: in that thread the tasks' own worker runs, and would have to wait as well.
+        """
+        self.owner.refuse_to_block()
+        return cast(R, loaded(self.arguments, self.id, self.owner.sync.wait_for_job_chain_completion(self.id, timeout)))
+
+
+def loaded(arguments: Arguments, job_id: str, result: object) -> object:
+    """Return a job's result as its function's annotation says; raises `ValueError` where it is something else."""
+    try:
+        return arguments.loaded(result)
+    except ValueError as error:
+        problem = f"job {job_id!r} has completed with a result that its annotation does not allow: {error}"
+    raise ValueError(problem)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +145,16 @@ class TypedTask(Task, Generic[P, R]):
     def sync(self) -> SyncTask[P, R]:
         """The same for code without `async`: `welcome.sync.enqueue(1, connection=session)`."""
         return SyncTask(self, {})
+
+    if not TYPE_CHECKING:  # a type checker says more, as long as they are not there
+
+        def __call__(self, *_args: object, **_kwargs: object) -> None:
+            raise TypeError(f"task {self.name!r} is not called: enqueue(...) queues a run, run(...) runs it here")
+
+        def __getattr__(self, name: str) -> object:
+            own = object.__getattribute__(self, "name")  # a copy that is being made has none yet
+            hint = f": here it is {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"task {own!r} has no {name!r}{hint}")
 
     def _call(self, kwargs: dict[str, Any]) -> TaskCall[P, R]:  # Any: the arguments of any function
         return TaskCall(self, taken_from(kwargs, self.arguments))
@@ -210,7 +247,7 @@ def encoded(task: TypedTask[P, R], *args: P.args, **kwargs: P.kwargs) -> dict[st
     try:
         return task.arguments.encoded(*args, **kwargs)
     except (TypeError, ValueError) as error:
-        problem = type(error)(f"task {task.name!r}: {error}")
+        problem = reworded(error, f"task {task.name!r}: {error}")
     raise problem  # not chained: what a validator raises may quote the arguments
 
 
@@ -252,8 +289,10 @@ def typed_task(
     """Return the function as a task of `owner`; `make` makes its handler.
 
     Raises:
-        TypeError: an argument that cannot be checked, or a `validate` beside its annotations.
+        TypeError: an argument that cannot be checked, a `validate` beside its annotations, or a class.
     """
+    if isinstance(fn, type):
+        raise TypeError(f"task {name!r}: a task is a function, or a coroutine function, not a class")
     if validate is not None:
         raise TypeError(f"task {name!r}: its annotations say what its arguments are; leave `validate` out")
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
 
-from workers.checks import MAX_DELAY, as_positive, check_text
+from workers.checks import MAX_DELAY, as_positive, check_text, reworded
 from workers.deduplication import DeduplicationMode
 from workers.kv.base import encode_key
 from workers.specs import content_id
@@ -114,7 +114,7 @@ def key_of_data(task: str, unique: Unique, items: Sequence[object]) -> str:
     try:
         return content_id(compared)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"task {task!r}: what is unique is compared as JSON: {error}") from None
+        raise reworded(error, f"task {task!r}: what is unique is compared as JSON: {error}") from None
 
 
 def _compared(task: str, keys: Sequence[str], data: object) -> object:

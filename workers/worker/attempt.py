@@ -229,8 +229,8 @@ class Attempt:
         return True
 
     @property
-    def abandoned(self) -> bool:
-        """Whether the attempt ends unsettled, while its plain function may go on."""
+    def is_abandoned(self) -> bool:
+        """See `Run.is_abandoned`."""
         return self.given_up is not None and self.given_up.done()
 
     @property
@@ -350,7 +350,7 @@ class Runner:
             _pass_on_foreign_cancellation(attempt, caught)
             policy = self._policy(attempt.claim, caught, fallback)
             settlement, error = _settlement_of(attempt, caught, policy), caught
-        if attempt.signal.reason is SignalReason.LEASE_LOST or attempt.abandoned:
+        if attempt.signal.reason is SignalReason.LEASE_LOST or attempt.is_abandoned:
             settlement = None
         duration = timedelta(seconds=monotonic() - started)
         if isinstance(settlement, Retried | Failed):

@@ -40,6 +40,10 @@ class Run(Protocol):
         None: it is not waited for once the attempt is cancelled.
         """
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the attempt ends unsettled, while its plain function may go on."""
+
     def report(self, progress: bytes) -> None:
         """Report how far the job has come; from any thread, without blocking."""
 
@@ -72,6 +76,7 @@ class NoRun:
     """The run of a job that no worker runs, as in tests of a handler."""
 
     queue = ""
+    is_abandoned = False
 
     def abandonment(self) -> None:
         """Do nothing: nobody waits."""

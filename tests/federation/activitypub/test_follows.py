@@ -8,11 +8,13 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlmodel import col
 
 from db import ActivityActor, ActivityFollow, ActivityInbox, Database, FollowDirection, FollowState
 from federation.activitypub import follows
@@ -87,6 +89,11 @@ class Meeting:
             return {
                 (row.remote_actor.rpartition("/")[2], row.direction.value): (row.state, row.follow_id) for row in found
             }
+
+    async def since(self) -> list[datetime]:
+        """Since when each pair is as it is."""
+        async with self.sender.database.read() as session:
+            return list((await session.execute(select(col(ActivityFollow.since)))).scalars())
 
     async def answers(self) -> list[tuple[str, str, str]]:
         """What is owed: its type, the Follow that it is about, and the inbox."""
@@ -354,6 +361,46 @@ async def test_what_was_accepted_may_be_rejected_later_and_not_the_other_way(mee
         assert (await meeting.rows())["bob", "following"][0] is state
     again = await meeting.asks()
     assert await meeting.rows() == {("bob", "following"): (PENDING, again["id"])}
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+@pytest.mark.parametrize(("name", "state"), [("Accept", ACCEPTED), ("Reject", REJECTED)])
+async def test_an_answer_that_comes_again_changes_nothing(
+    meeting: Meeting, name: str, state: FollowState, by_id: bool
+) -> None:
+    """Not even since when it is so; and an Accept after it revives nothing that was rejected."""
+    made, at = await meeting.asks(), meeting.sender.clock.now()
+    thing = made["id"] if by_id else made
+    for number in range(3):
+        told = "Accept" if number == 2 else name
+        await meeting.receives({"id": f"{meeting.bob}/answers/{number}", "type": told, "object": thing})
+        assert await meeting.rows() == {("bob", "following"): (state, made["id"])}
+        assert await meeting.since() == [at]
+        meeting.sender.clock.advance(timedelta(minutes=1))
+
+
+@pytest.mark.parametrize("name", ["Accept", "Reject"])
+async def test_a_follow_that_has_ended_is_not_answered(meeting: Meeting, name: str) -> None:
+    """It is not made anew by an answer, and one that names it by its id is not about the follow after it."""
+    ended = await meeting.asks()
+    async with meeting.sender.outbox.transaction() as session:
+        await session.run_sync(follows.unfollow, local=ALICE, remote=meeting.bob)
+    for thing in (ended, ended["id"]):
+        await meeting.receives({"type": name, "object": thing})
+        assert await meeting.rows() == {}
+    made = await meeting.asks()
+    await meeting.receives({"type": name, "object": ended["id"]})
+    assert await meeting.rows() == {("bob", "following"): (PENDING, made["id"])}
+
+
+async def test_an_answer_is_not_about_what_another_one_was_asked(meeting: Meeting) -> None:
+    """Neither his own follow nor hers is answered by what bob says of the Follow that carol got."""
+    his, hers = await meeting.asks(), await meeting.asks(meeting.carol)
+    for thing in (hers, hers["id"]):
+        for name in ("Accept", "Reject"):
+            await meeting.receives({"type": name, "object": thing})
+    waiting = {("bob", "following"): (PENDING, his["id"]), ("carol", "following"): (PENDING, hers["id"])}
+    assert await meeting.rows() == waiting
 
 
 async def test_a_follower_is_not_accepted_by_itself(meeting: Meeting) -> None:

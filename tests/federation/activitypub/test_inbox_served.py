@@ -280,3 +280,43 @@ async def test_the_plain_function_keeps_its_thread_for_a_while_at_most(
     headers = bob.signed(OWN_URL + INBOX, body, SystemClock().now())
     status, told, _ = await asyncio.to_thread(respond, "POST", INBOX, headers, body)
     assert (status, told["Retry-After"]) == (503, "5")
+
+
+def responded(bob: RemoteActor, headers: dict[str, str] | None = None, **signing: Any) -> int:
+    """The status of what bob posts to alice, by way of this client if one is named."""
+    client, actor = signing.pop("client", None), signing.get("key_id", bob.id)
+    body = json.dumps(bob.activity(id=f"{actor}/1", actor=actor)).encode()
+    signed = bob.signed(OWN_URL + INBOX, body, SystemClock().now(), **signing)
+    status, _, _ = respond("POST", INBOX, signed | (headers or {}), body, client=client)
+    return status
+
+
+async def test_the_plain_function_limits_each_client(
+    plain: None, bob: RemoteActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mounted application does: by its address, or by the one for which a named proxy asks."""
+    monkeypatch.setenv("FEDERATION_INBOUND_PER_CLIENT", "2")
+    monkeypatch.setenv("FEDERATION_TRUSTED_PROXIES", "10.0.0.1")
+
+    def thrice(client: str | None, forwarded_for: str = "") -> list[int]:
+        headers = {"X-Forwarded-For": forwarded_for} if forwarded_for else {}
+        return [responded(bob, headers, client=client) for _ in range(3)]
+
+    limited = [("8.8.8.8", ""), ("10.0.0.1", "9.9.9.9, 1.1.1.1"), ("2606:4700::1", "")]
+    assert await asyncio.to_thread(lambda: [thrice(*each) for each in limited]) == [[202, 202, 429]] * 3
+    others = [("8.8.4.4", ""), ("10.0.0.1", "1.1.1.2"), ("2606:4700:0:1::1", "")]
+    assert await asyncio.to_thread(lambda: [thrice(*each)[0] for each in others]) == [202] * 3
+    unknown = [("10.0.0.2", "8.8.8.8"), ("192.168.1.1", ""), ("", ""), (None, "8.8.8.8")]
+    assert await asyncio.to_thread(lambda: [thrice(*each) for each in unknown]) == [[202] * 3] * 4
+
+
+async def test_the_plain_function_fetches_so_many_keys_for_each_client(plain: None, bob: RemoteActor) -> None:
+    """Of servers that we do not know; of another client's nothing is spent."""
+    spends = NEW_SERVERS_PER_CLIENT.requests
+
+    def flood(client: str) -> list[int]:
+        names = (f"{bob.server.url}/users/{client}-{number}" for number in range(spends + 2))
+        return [responded(bob, client=client, key_id=each) for each in names]
+
+    assert await asyncio.to_thread(flood, "8.8.8.8") == [401] * spends + [429] * 2
+    assert (await asyncio.to_thread(flood, "8.8.4.4"))[0] == 401

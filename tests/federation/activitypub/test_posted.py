@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from federation.activitypub.posted import MOST_NESTED, NoActivity, is_nested, read_posted
@@ -27,6 +27,7 @@ def depth(value: object) -> int:
 
 
 @given(JSON, st.integers(0, 6))
+@example("[", 0)
 def test_levels_are_counted_as_they_are(value: object, most: int) -> None:
     """Whatever brackets and quotes its texts have."""
     assert is_nested(json.dumps(value).encode(), most) == (depth(value) > most)

@@ -94,6 +94,10 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (tmp_path / "hollow.py").write_text("import surely_not_installed\n")
     (tmp_path / "broken.py").write_text("raise RuntimeError('at import')\n")
+    (tmp_path / "idle.py").write_text("from workers import Tasks\napp = Tasks('memory://')\n")
+    (tmp_path / "working.py").write_text(
+        "from workers import Tasks\napp = Tasks('memory://')\n@app.task\nasync def hello() -> None: ...\napp.run()\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -108,6 +112,9 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["stall:shop"], "has no 'shop'; it has queue"),
         (["stall:app"], "stall:app is an instance of object, not a workers.Queue or workers.Tasks; it has queue"),
         (["stall:queue"], "has no handlers; call its execute()"),
+        (["idle:app"], "idle:app has no task: declare one, `@app.task`, in that module"),
+        (["working:app"], 'calls run() when it is imported; put that under `if __name__ == "__main__":`'),
+        (["./stall.py:app"], "'./stall.py:app' names a file; name its module, as stall:app"),
         (["stall"], "'stall' is neither module:queue, as shop.jobs:queue, nor a storage's URL"),
         (["redis://user:secret@host/0"], "redis://host/0 is a storage, and has no handlers"),
     ],
@@ -118,6 +125,7 @@ def test_what_cannot_be_run_is_said(arguments: list[str], told: str, capsys: pyt
     error = capsys.readouterr().err
     assert told in error
     assert "secret" not in error
+    assert "Traceback" not in error or "broken" in arguments[0]
 
 
 @pytest.mark.parametrize(

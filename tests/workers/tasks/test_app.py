@@ -174,6 +174,31 @@ def test_a_run_without_tasks_says_how_to_declare_one(tmp_path: Path) -> None:
     assert "declare one, `@app.task`" in done.stderr
 
 
+async def test_a_run_in_a_coroutine_says_what_to_do(tmp_path: Path) -> None:
+    """There is an event loop already."""
+    app = Tasks(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task
+    async def hello() -> None: ...
+
+    with pytest.raises(RuntimeError, match="async with app"):
+        app.run()
+
+
+async def test_plain_code_does_not_wait_where_the_worker_runs(tmp_path: Path) -> None:
+    """In the worker's event loop it would wait for itself; in a thread it may."""
+    app = Tasks(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async with app:
+        with pytest.raises(RuntimeError, match="would block the event loop that runs these tasks"):
+            double.sync.enqueue(1).result()
+        assert await asyncio.to_thread(lambda: double.sync.enqueue(2).result(PATIENCE)) == 4
+
+
 async def test_tasks_of_another_queue_are_run_by_it(tmp_path: Path) -> None:
     from tests.workers.tasks.task_queues import ListQueue
 

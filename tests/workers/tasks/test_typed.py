@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,6 +20,7 @@ from workers import (
     EnqueueStatus,
     Job,
     JobFailedError,
+    JobState,
     Queue,
     Task,
     Tasks,
@@ -107,6 +110,101 @@ async def test_keys_come_back_or_are_refused(library: str, queue: Queue, tasks: 
             await count.enqueue({1: "a", "1": "b"})
         with pytest.raises(TypeError, match=r"names: keys .* this one is int: \['b'\]\[2\]$"):
             await count.enqueue({"b": {2: 1}})
+
+
+@pytest.mark.parametrize("library", ["pydantic", "msgspec"], indirect=True)
+@pytest.mark.parametrize("hint", [object, Any, dict, dict[str, object], list])
+async def test_a_number_that_json_has_not_is_refused_and_not_made_null(
+    library: str, hint: object, queue: Queue, tasks: Tasks
+) -> None:
+    """Where no annotation says that it is a number, either; the message says where it is."""
+
+    async def measure(given: object) -> None: ...
+
+    measure.__annotations__["given"] = hint
+    task: Any = tasks.task(measure)
+    value = [[math.inf]] if hint is list else {"a": [1.5, math.nan]}
+    with pytest.raises(ValueError, match=r"NaN and infinity|Out of range"):
+        await task.enqueue(value)
+    assert not any((await queue.counts()).values())
+
+
+@pytest.mark.parametrize("library", ["pydantic"], indirect=True)
+async def test_bytes_that_are_no_text_are_refused_by_name(library: str, tasks: Tasks) -> None:
+    """As pydantic makes a text of them; its error cannot be made of one text."""
+
+    @tasks.task
+    async def keep(data: bytes) -> None: ...
+
+    with pytest.raises(ValueError, match=r"^task 'keep': data: .*utf-8"):
+        await keep.enqueue(b"\x00\xff")
+
+
+async def test_a_result_that_cannot_be_encoded_is_not_tried_again(queue: Queue, tasks: Tasks) -> None:
+    """It is no failure of the function, whose effects would be there several times."""
+    runs: list[str] = []
+
+    @tasks.task(max_attempts=3)
+    async def annotated() -> object:
+        runs.append("annotated")
+        return object()
+
+    @tasks.task(max_attempts=3)
+    async def binary() -> bytes:
+        runs.append("binary")
+        return b"\xff"
+
+    queue.execute(tasks.handlers())
+    async with queue:
+        for task in (annotated, binary):
+            with pytest.raises(JobFailedError, match="cannot be encoded"):
+                await (await task.enqueue()).result(PATIENCE)
+    assert runs == ["annotated", "binary"]
+
+
+async def test_a_result_that_its_annotation_does_not_allow_is_an_error_of_who_waits(
+    queue: Queue, tasks: Tasks, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The function has run, so its job has completed; neither the error nor the log quotes the result."""
+
+    @tasks.task
+    async def count() -> int:
+        return "secret"  # type: ignore[return-value] # what a type checker would have found
+
+    queue.execute(tasks.handlers())
+    async with queue:
+        enqueued = await count.enqueue()
+        with pytest.raises(ValueError, match=f"^job '{enqueued.id}' has completed with a result that its annotation"):
+            await enqueued.result(PATIENCE)
+    assert "a result of type str is not what its annotation says: <class 'int'>" in caplog.text
+    assert "secret" not in caplog.text
+    assert not recwarn.list
+
+
+def test_what_other_queues_call_it_is_told(tasks: Tasks) -> None:
+    @tasks.task
+    async def hello(name: str) -> None: ...
+
+    task: Any = hello
+    with pytest.raises(TypeError, match=r"task 'hello' is not called: enqueue\(...\) queues a run"):
+        task("bob")
+    with pytest.raises(AttributeError, match=r"task 'hello' has no 'delay': here it is enqueue"):
+        task.delay("bob")
+    with pytest.raises(AttributeError, match=r"task 'hello' has no 'colour'$"):
+        _ = task.colour
+    assert copy.copy(hello).name == "hello"
+
+
+async def test_a_run_may_be_due_at_a_time(queue: Queue, tasks: Tasks) -> None:
+    @tasks.task
+    async def hello() -> None: ...
+
+    await hello.options(at=datetime.now(UTC) + timedelta(hours=1)).enqueue()
+    assert (await queue.counts())[JobState.SCHEDULED] == 1
+    with pytest.raises(ValueError, match="at must be an aware datetime"):
+        await hello.options(at=datetime(2027, 1, 1)).enqueue()  # noqa: DTZ001 - that is the mistake
+    with pytest.raises(ValueError, match="delay or at, not both"):
+        await hello.options(at=MOMENT, delay=1).enqueue()
 
 
 @pytest.mark.parametrize(

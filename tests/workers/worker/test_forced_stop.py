@@ -17,6 +17,7 @@ from tests.workers.running import Recorder, forever
 from tests.workers.worker.stopping import HOUR, NO_GRACE, SlowClaims, assert_released, run_to_the_end
 from workers import WorkerOptions
 from workers.jobs import JobState, Recovery
+from workers.middlewares import log_attempts
 from workers.storage.memory import MemoryStorage
 from workers.storage.sql import SqlStorage
 from workers.testing import steps
@@ -109,16 +110,15 @@ async def test_handlers_that_will_not_end_are_abandoned(caplog: pytest.LogCaptur
     assert worker.running == 0
 
 
-async def test_a_thread_that_never_ends_does_not_hold_up_a_stop() -> None:
+async def test_a_thread_that_never_ends_does_not_hold_up_a_stop(caplog: pytest.LogCaptureFixture) -> None:
     """A plain function cannot be interrupted: the worker ends without it, and its job is left to the lease, as nobody
-    may begin it while the function goes on.
+    may begin it while the function goes on; nor does the log say that anybody could.
     """
     storage, recorder = MemoryStorage(), Recorder()
     let_go = threading.Event()
     await steps.enqueue(storage, steps.job("threaded"))
-    worker = Worker(
-        storage, {"work": lambda job: let_go.wait()}, observers=[recorder], options=WorkerOptions(grace=NO_GRACE)
-    )
+    options = WorkerOptions(grace=NO_GRACE, middlewares=(log_attempts,))
+    worker = Worker(storage, {"work": lambda job: let_go.wait()}, observers=[recorder], options=options)
     try:
         async with run_to_the_end(worker) as task:
             await recorder.seen(Kind.ACTIVE)
@@ -126,6 +126,7 @@ async def test_a_thread_that_never_ends_does_not_hold_up_a_stop() -> None:
         await task
         assert await steps.state(storage, "threaded") is JobState.PROCESSING
         assert worker.running == 0
+        assert "job threaded (work) attempt 1 of 3: abandoned after" in caplog.text
     finally:
         let_go.set()
 

@@ -134,6 +134,8 @@ def checked(connection: object) -> Caller:
     """
     if isinstance(connection, (Session, Connection)):
         return connection
+    if isinstance(connection, (AsyncSession, AsyncConnection)):
+        raise TypeError("plain code cannot use an asynchronous connection; `await` the enqueue in a coroutine instead")
     raise _no_connection(connection)
 
 
@@ -190,7 +192,9 @@ def when_committed(connection: object, tell: Callable[[], None]) -> None:
 
 def _no_connection(connection: object) -> TypeError:
     return TypeError(
-        f"connection must be an SQLAlchemy Connection, AsyncConnection, Session or AsyncSession, not {type(connection)}"
+        "connection must be an SQLAlchemy Connection, AsyncConnection, Session or AsyncSession, not a"
+        f" {type(connection).__module__}.{type(connection).__qualname__}; plain code (`sync`) takes those of Django,"
+        " sqlite3 and psycopg 3 as well"
     )
 
 
