@@ -27,7 +27,7 @@ def test_the_page_lists_what_is_public() -> None:
 
 
 def test_what_the_manual_has_programs_import_is_public() -> None:
-    """Its blocks and its examples: who copies them depends on these names."""
+    """Its blocks and its examples: who copies them depends on these names. `MORE` takes a new one."""
     public = {line.partition("(")[0].partition(":")[0] for line in page().splitlines()}
     imported = {name for text in programs() for name in imports(text)}
     assert len(imported) > 40
