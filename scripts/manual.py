@@ -30,7 +30,9 @@ FOLDERS: Final = ("db", "docs", "federation", "workers")
 SPARK: Final = "federation/analytics/README.md"
 ABOUT_A_NODE: Final = ("docs/embed/", "docs/operate/", "docs/understand/")
 """The folders of the manual of the application. Their programs and commands need a node."""
-ARGUMENTS: Final = {"README.md": ("alice", "hello, fediverse")}
+ALICE: Final = "http://127.0.0.1:8451/users/alice"
+BOB: Final = "http://127.0.0.1:9/users/bob"
+ARGUMENTS: Final = {"README.md": (ALICE, BOB, f"{BOB}/inbox", "hello, fediverse")}
 """The arguments of a page's program, as its first line says."""
 PORTS: Final = ("8451", "8452")
 """The port of the node of the operator's day, and that of its peer, where nobody listens."""
@@ -129,6 +131,8 @@ def make_node(node: Path) -> Path:
     node.mkdir()
     command(["federation", "init", "--url", f"http://127.0.0.1:{PORTS[0]}"], node, "init")
     command(["federation", "users", "add", "alice"], node, "users add")
+    with (node / ".env").open("a") as settings:
+        settings.write("FEDERATION_ACTIVITYPUB=true\n")
     return node
 
 

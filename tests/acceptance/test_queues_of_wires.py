@@ -86,7 +86,7 @@ async def test_a_wire_with_a_queue_of_its_own_loses_nothing(
         await eventually(lambda: left(federation, unseen=True), lambda number: number == 0)
         assert await left(federation), "the queue was not paused"
         await flush(federation)
-        # By name; or, where the worker got no core for a second, by the leases that it lost, and then the jobs are there.
+        # By name; or, where the worker got no core for a second, by the leases that it lost: then the jobs are there.
         await eventually(lambda: is_noticed(worker, queue), bool, patience=LONG_PATIENCE_SECONDS)
 
         await queue.manage.resume()

@@ -26,7 +26,7 @@ INTERRUPTED: Final = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return the status to end with."""
     show_escapes()
-    parser = _parser()
+    parser = make_parser()
     options = parser.parse_args(_typed(parser, sys.argv[1:] if arguments is None else arguments))
     try:
         return _status(options.run(options))
@@ -63,7 +63,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return what reads the arguments of all commands."""
     parser = argparse.ArgumentParser(
         prog="python -m workers",
         description="Run the workers of your queues, and look after their jobs.",

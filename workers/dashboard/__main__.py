@@ -37,11 +37,11 @@ ACCOUNTS_VARIABLE: Final = "WORKERS_DASHBOARD_ACCOUNTS"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or Ctrl-C. Returns 2 if it cannot be started like this."""
     show_escapes()
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     if options.make_account:
         return _make_account(options.make_account, Role(options.role), token=options.token)
     if not options.urls:
-        _parser().error("the URL of a storage is missing")
+        make_parser().error("the URL of a storage is missing")
     try:
         access = Access(
             accounts=parse_accounts(os.environ.get(ACCOUNTS_VARIABLE, "")),
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return what reads the arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m workers.dashboard",
         description="Show queues and workers in a browser.",

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     not yet a certificate: the last line, and `certified` in the JSON, say whether enough was shown for one.
     """
     show_escapes()
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         certificate = asyncio.run(_certified(options.url, options.restart_command, _chosen(options.case)))
     except (WorkersError, ValueError, RuntimeError) as error:
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if certificate.broken else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return what reads the arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m workers.testing",
         description="Run the conformance suite on a storage, in real time, and print which guarantees it keeps.",

@@ -7,7 +7,7 @@ python new.py
 import os
 from datetime import timedelta
 
-from workers import Job, Queue, Retry, Tasks, sync
+from workers import Job, Queue, Retry, Tasks
 from workers.storage import open_storage
 
 URL = os.environ.get("QUEUE_URL", "redis://127.0.0.1:6379/0?queue=shop")
@@ -32,8 +32,8 @@ def clean_up() -> None:
 
 
 if __name__ == "__main__":
-    with sync.Queue(open_storage(URL)) as jobs:
-        print(jobs.enqueue_and_wait({"to": "bob", "text": "hello"}, name="send"))
-        print(jobs.enqueue_and_wait({"order": 7}, name="charge", max_attempts=5))
-        later = {"to": "carol", "text": "good morning"}
-        print(jobs.enqueue_and_wait(later, name="send", delay=timedelta(seconds=1)))
+    with tasks.sync:
+        print(send.sync.enqueue("bob", text="hello").result())
+        print(charge.sync.enqueue(7).result())
+        later = send.options(delay=timedelta(seconds=1)).sync
+        print(later.enqueue("carol", text="good morning").result())

@@ -70,7 +70,7 @@ def test_the_manual_runs_commands_that_exist() -> None:
     text = (DEPLOY / "README.md").read_text()
     commands = re.findall(rf"(?:{BINARY}|federation-delivery|exec worker federation) ([a-z].*)", text)
     assert [*filter(None, map(refusal, map(shlex.split, commands)))] == []
-    assert len(commands) == 4
+    assert len(commands) == 5
 
 
 @pytest.mark.parametrize("unit", UNITS)

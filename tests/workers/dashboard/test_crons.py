@@ -13,7 +13,7 @@ from tests.workers.dashboard.browsing import Person
 from tests.workers.dashboard.calling import WITH_TOKENS, Program
 from tests.workers.dashboard.conftest import MakeSite
 from workers import QueueOptions
-from workers.command.main import _parser
+from workers.command.main import make_parser
 from workers.crons import Cron
 from workers.dashboard.access import Access
 from workers.dashboard.cron_pages import CRON_ACTIONS, cron_command
@@ -155,7 +155,7 @@ async def test_the_command_beside_it_is_one(verb: str) -> None:
     shared = Queue(open_storage("redis://127.0.0.1:1/0", queue="mail"))
     words = shlex.split(cron_command(verb, shared, "it's; night"), comments=True)
     assert words[:3] == ["python", "-m", "workers"]
-    assert _parser().parse_args(words[3:]).name == "it's; night"
+    assert make_parser().parse_args(words[3:]).name == "it's; night"
     own = Queue(open_storage(f"memory://{uuid.uuid4().hex}", queue="mail"))
     assert cron_command(verb, own, "night").startswith(f"await queue.crons.{'run_now' if verb == 'run' else verb}(")
 
