@@ -47,7 +47,7 @@ def _of_the_network(findings: Findings) -> Iterator[Markup]:
     )
     told = "Those that are up, of all in the registry; one on the blacklist counts by its health here."
     yield draw(lines, "Servers", told, [of("known", "servers_known", "second"), of("up", "servers_healthy")])
-    told = "The pale part got through, the dark one on top did not."
+    told = "The faint part got through, the solid one on top did not."
     yield draw(bars, "Attempts", told, [of("got through", "delivered"), of("failed", "failed", "bad")])
     told = "Half of the deliveries were quicker than p50, all but one in twenty quicker than p95."
     quickness = [of("p50", "p50_ms", "second"), of("p95", "p95_ms")]
