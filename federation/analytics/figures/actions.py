@@ -107,12 +107,12 @@ def _key_findings() -> Iterator[AdviceRule]:
     yield AdviceRule(action=Action.REVIEW, holds=F.size(suspicious) > 0, texts=suspicious)
     yield AdviceRule(action=Action.WATCH, holds=F.size(malformed) > 0, texts=malformed)
     forged, blamed = _lately("forged"), _lately("blamed")
-    told = F.format_string("%d of %d answers in %d days were signed with another's key", forged, blamed, _lately_days())
+    told = F.format_string("%d of %d answers in %d days were not signed with its key", forged, blamed, _lately_days())
     some = forged >= FORGED_ANSWERS
     yield _finding(Action.REVIEW, some & (forged >= FORGED_SHARE * blamed), told)
     yield _finding(Action.WATCH, some & (forged < FORGED_SHARE * blamed), told)
     bad = _lately("bad_acks")
-    badly = F.format_string("it acknowledges follows badly: %d answers in %d days were none", bad, _lately_days())
+    badly = F.format_string("it acknowledged %d follows badly in %d days", bad, _lately_days())
     yield _finding(Action.WATCH, bad >= BAD_ACKS, badly)
 
 
@@ -132,7 +132,7 @@ def _down_findings(until: datetime) -> Iterator[AdviceRule]:
     nothing_delivered = (F.col("delivered") == 0) & (F.col("window_days") >= PRUNE_AFTER.days)
     is_gone = down & (seconds >= PRUNE_AFTER.total_seconds()) & nothing_delivered
     yield _finding(Action.PRUNE, is_gone, text)
-    owed = F.format_string("%d deliveries are owed to it: drop them, then forget it", "owed")
+    owed = F.lit("deliveries are owed to it: drop them, then forget it")
     yield _finding(Action.PRUNE, is_gone & (F.col("owed") > 0), owed)
     yield _finding(Action.PARK, down & (seconds >= PARK_AFTER.total_seconds()), text)
     yield _finding(Action.WATCH, down, text)
@@ -141,20 +141,14 @@ def _down_findings(until: datetime) -> Iterator[AdviceRule]:
 def _owed_findings(until: datetime) -> Iterator[AdviceRule]:
     seconds = seconds_between(F.col("owed_since"), F.lit(until))
     since = utc_day("owed_since").cast("string")
-    text = F.format_string(
-        "it is up, and deliveries wait for it since %s (%s): %d, of them %d held",
-        since,
-        _duration(seconds),
-        "owed",
-        "held",
-    )
+    text = F.format_string("it is up, and deliveries wait for it since %s (%s)", since, _duration(seconds))
     is_up = F.col("state") == ServerHealth.HEALTHY.value
     yield _finding(Action.WATCH, is_up & (seconds >= WATCH_OWED.total_seconds()), text)
 
 
 def _lost_findings() -> Iterator[AdviceRule]:
     """Yield the findings about what was lost for good: of few deliveries each counts."""
-    everything = F.format_string("everything was lost: %d of %d deliveries in %d days", "lost", "lost", "window_days")
+    everything = F.format_string("deliveries that ended in %d days: %d, all of them lost", "window_days", "lost")
     nothing = (F.col("lost") > 0) & (F.col("delivered") == 0) & (F.col("window_days") >= PRUNE_AFTER.days)
     yield _finding(Action.WATCH, nothing, everything)
     lost, delivered = _lately("lost"), _lately("delivered")

@@ -154,7 +154,7 @@ def _mismatched(servers: DataFrame, links: DataFrame) -> DataFrame:
     rows = servers.join(shown, "url").select(
         "url", "since", F.lit(SIGNING).alias("key_kind"), F.col("public_key").alias("key")
     )
-    told = "shows another signing key than the registered one since %s; `federation why` says what to do"
+    told = "shows another signing key than the registered one since %s: what is sent to it is held"
     detail = F.format_string(told, utc_day("since").cast("string"))
     return _anomaly(rows, AnomalyKind.MISMATCHED, F.array("url"), detail)
 

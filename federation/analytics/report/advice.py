@@ -8,13 +8,16 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from db import ServerHealth
 from federation.analytics.frames import UNREGISTERED, Action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from federation.analytics.report.findings import Server
 
@@ -25,6 +28,14 @@ class Command(str):
     """A command to paste."""
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A command to paste, and in which case, or what for."""
+
+    command: str
+    when: str | None = None
 
 
 class Look(StrEnum):
@@ -87,26 +98,57 @@ _HTTP: Final[Mapping[str, Meaning]] = {
 }
 _UNKNOWN: Final = Meaning(text="a code this version does not know", look=Look.WHY)
 
-_INSTRUCTIONS: Final[Mapping[Action, Sequence[str | Command]]] = {
+_INSTRUCTIONS: Final[Mapping[Action, Sequence[Sequence[str | Command]]]] = {
     Action.REVIEW: (
-        "Somebody may pose as them. Ask their operators, by a way that does not lead over these keys. If the registered"
-        " keys are right, ",
-        Command("federation servers accept-key URL"),
-        " ends this, also what was signed with another's key until then; a shared key is accepted for each server that"
-        " has it. If not, refuse the server.",
+        (
+            "Somebody may pose as them. Ask their operators, by a way that does not lead over these keys, whether the"
+            " keys that are registered here are theirs.",
+        ),
+        (
+            "If they are: ",
+            Command("federation servers accept-key URL"),
+            " means the registered keys, and never another that the server shows. It ends this advice, and counts no"
+            " answer against the server that was signed with another key up to today. What is held goes out once the"
+            " server shows the registered key again. A shared key is to be accepted for each server that has it.",
+        ),
+        (
+            "If a new key is theirs: its operator runs ",
+            Command("federation keys rotate"),
+            " there, which proves it. Where the old one is lost, ",
+            Command("federation servers forget URL"),
+            ", which ends the follows there and here, and ",
+            Command("federation servers discover URL"),
+            " take the new one.",
+        ),
+        (
+            "If neither: ",
+            Command("federation blacklist add URL"),
+            " refuses all that comes from the server, and what is owed to it is given up. Its follows stay on record.",
+        ),
+    ),
+    Action.PRUNE: (
+        (
+            "They will hardly return, and nobody will take what is owed to them. To forget a server ends its follows,"
+            " and the next report is without it.",
+        ),
     ),
     Action.PARK: (
-        "Nothing gets there. Tell their operators: what is owed to them is held, and expires in the end. When one is"
-        " back, the probe sees it, and what is held goes out.",
+        (
+            "Nothing gets there: tell their operators. What is held for one that is down goes out by itself when the"
+            " probe finds it back. One that is up takes nothing from us: ask why, for waiting mends nothing.",
+        ),
     ),
-    Action.WATCH: ("Nothing to do yet; ask the operator of one that gets worse. The commands show what we see of it.",),
-    Action.PRUNE: (
-        "They will hardly return. Where the probe still finds nothing, drop what is owed to the server, for nobody will"
-        " take it, and forget the server then: its follows end with it, and the next report is without it.",
+    Action.WATCH: (
+        (
+            "Ask the operators of those that lose deliveries: what is lost is not sent again by itself. Where"
+            " deliveries wait that are not held, this node does not send them, so look at it first.",
+        ),
     ),
-    Action.KEEP: ("Nothing to do.",),
+    Action.KEEP: (("Nothing to do.",),),
 }
 _REFUSAL: Final = "keys or answers that are not its own"
+_TOO_LONG: Final = timedelta(days=3)
+"""So long nothing waits at a node that sends."""
 
 
 def meaning(code: str) -> Meaning:
@@ -116,37 +158,61 @@ def meaning(code: str) -> Meaning:
     return _MEANINGS.get(code, _UNKNOWN)
 
 
-def instruction(action: Action) -> Sequence[str | Command]:
-    """Return what to do about servers with this advice, in words and commands."""
+def instruction(action: Action) -> Sequence[Sequence[str | Command]]:
+    """Return what to do about servers with this advice: paragraphs, of words and commands."""
     return _INSTRUCTIONS[action]
 
 
-def commands(server: Server) -> tuple[Command, ...]:
+def steps(server: Server, until: datetime) -> tuple[Suggestion, ...]:
     """Return what to paste, one after the other, or nothing if the server's URL is not safe to paste."""
+    return tuple(_steps(server, until)) if _ORIGIN.fullmatch(server.url) else ()
+
+
+def _steps(server: Server, until: datetime) -> Iterator[Suggestion]:
     url = server.url
-    if not _ORIGIN.fullmatch(url):
-        return ()
-    probe, why = Command(f"federation servers probe {url}"), Command(f"federation why {url}")
+    probe, why = Suggestion(f"federation servers probe {url}"), Suggestion(f"federation why {url}")
     if server.state == UNREGISTERED:
-        return why, Command(f"federation servers discover {url}")
+        yield from (why, Suggestion(f"federation servers discover {url}"))
+        return
+    is_up = server.state == ServerHealth.HEALTHY
     match server.action:
         case Action.REVIEW:
-            return why, Command(f"federation blacklist add {url} --reason {shlex.quote(_REFUSAL)}")
+            yield why
+            yield Suggestion(f"federation servers accept-key {url}", when="if the registered keys are its own")
+            refuse = f"federation blacklist add {url} --reason {shlex.quote(_REFUSAL)}"
+            yield Suggestion(refuse, when="if they are not, and it has proved no others")
         case Action.PRUNE:
-            drop = Command(f"federation deliveries drop --server {url} --state open")
-            return probe, *([drop] if server.owed else []), Command(f"federation servers forget {url}")
+            yield probe
+            if server.owed:
+                yield Suggestion(
+                    f"federation deliveries drop --server {url} --state open", when="if it is still not there"
+                )
+            yield Suggestion(
+                f"federation servers forget {url}", when="then" if server.owed else "if it is still not there"
+            )
         case Action.PARK:
-            return probe, why
-    look = meaning(server.top_error).look if server.top_error else Look.WHY
-    return (probe, why) if look is Look.PROBE else (why,)
+            yield from (why,) if is_up else (probe, why)
+            if is_up and server.held:
+                yield Suggestion(f"federation deliveries release {url}", when="once it takes us: what is held")
+        case _:
+            if is_up and server.owed > server.held and server.owed_since and until - server.owed_since >= _TOO_LONG:
+                yield Suggestion("federation doctor", when="whether this node is at fault")
+            look = meaning(server.top_error).look if server.top_error else Look.WHY
+            yield from (probe, why) if look is Look.PROBE else (why,)
+    if server.week.lost and server.action is not Action.PRUNE:
+        yield Suggestion(
+            f"federation deliveries retry --server {url}",
+            when="once it takes them: what was lost in 7 days, to be sent again",
+        )
 
 
-def listing(url: str) -> Command | None:
+def listing(url: str) -> Suggestion | None:
     """Return the command that lists what is owed to a server."""
-    return Command(f"federation deliveries list --server {url} --state open") if _ORIGIN.fullmatch(url) else None
+    command = f"federation deliveries list --server {url} --state open"
+    return Suggestion(command, when="what waits for one server, held or not") if _ORIGIN.fullmatch(url) else None
 
 
-def own_commands(codes: Iterable[str]) -> tuple[Command, ...]:
+def own_steps(codes: Iterable[str]) -> tuple[Suggestion, ...]:
     """Return what to paste where this node itself failed attempts with these codes."""
-    keys = (Command("federation keys show"),) if "NO_OWN_KEYS" in codes else ()
-    return (Command("federation doctor"), *keys)
+    keys = (Suggestion("federation keys show"),) if "NO_OWN_KEYS" in codes else ()
+    return (Suggestion("federation doctor"), *keys)

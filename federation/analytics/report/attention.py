@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Final
 from db import ServerHealth
 from federation.analytics.frames import BLACKLISTED, UNREGISTERED, Action
 from federation.analytics.report import wording
-from federation.analytics.report.advice import Command, commands, instruction, meaning
-from federation.analytics.report.charts import hours, strip, strip_title
-from federation.analytics.report.findings import BAD_DAY, MOST_WITH_DAYS
+from federation.analytics.report.advice import Command, instruction, meaning, steps
+from federation.analytics.report.charts import strip
+from federation.analytics.report.findings import BAD_DAY, HELD_FOR, MOST_WITH_DAYS
 from federation.analytics.report.markup import Column, Markup, join, pasted, short, table, tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from federation.analytics.report.findings import Findings, Period, Server, Since
+    from federation.analytics.report.findings import Findings, Server, Since
 
-URGENT: Final = (Action.REVIEW, Action.PARK, Action.WATCH, Action.PRUNE)
-"""The actions, in the order in which to look at them."""
+URGENT: Final = (Action.REVIEW, Action.PRUNE, Action.PARK, Action.WATCH)
+"""The actions, the gravest first."""
 
 NAMES: Final = {
     Action.REVIEW: "review for blacklist",
@@ -29,8 +29,8 @@ NAMES: Final = {
     Action.KEEP: "keep",
 }
 STATES: Final = {
-    ServerHealth.HEALTHY.value: "healthy",
-    ServerHealth.UNHEALTHY.value: "unhealthy",
+    ServerHealth.HEALTHY.value: "up",
+    ServerHealth.UNHEALTHY.value: "down",
     BLACKLISTED: "on the blacklist",
     UNREGISTERED: "not in the registry",
 }
@@ -44,121 +44,178 @@ def by_state(counts: Mapping[str, int]) -> str:
     return wording.total({told: counts.get(state, 0) for state, told in STATES.items()})
 
 
+def index(findings: Findings) -> Markup | None:
+    """Return links to the servers that are told at length."""
+    groups = [tag("li", badge(action), join(*links)) for action in URGENT if (links := list(_links(action, findings)))]
+    return tag("nav", tag("ul", *groups), aria_label="Servers that need attention", class_="index") if groups else None
+
+
+def _links(action: Action, findings: Findings) -> Iterator[Markup]:
+    servers = _servers(action, findings)
+    for place, server in enumerate(servers[:_CARDS]):
+        yield tag("a", short(wording.server(server.url), 60), href=f"#{_id(action, place)}")
+    if servers and (more := findings.actions[action] - len(servers[:_CARDS])) > 0:
+        yield tag("a", f"{wording.count(more)} more", href=f"#{action.value}")
+
+
 def attention(findings: Findings) -> Iterator[Markup]:
-    """Yield a group per advice: its first servers in full, the next ones in a line each, all others in pages."""
-    if not findings.attention:
-        yield tag("p", "No server does.", class_="intro")
+    """Yield the servers that need attention, with their days, in groups; the rest of a long list is only listed."""
+    number = sum(findings.actions.get(action, 0) for action in URGENT)
+    if not number:
+        yield tag("p", "No server needs attention.", class_="intro")
         return
-    number = sum(findings.urgent_states.values())
-    whose = f"{wording.plural(number, 'server')} = {by_state(findings.urgent_states)}. " if number else ""
+    whose = f"{wording.plural(number, 'server')} = {by_state(findings.urgent_states)}. "
     first = "In each group the servers to which the most is owed, or was lost in 30 days, come first."
-    told = f"{whose}{first} Each column of a strip is a day: blue got through, red did not."
-    yield tag("p", told, class_="intro")
+    yield tag("p", f"{whose}{first}", class_="intro")
+    yield tag(
+        "p",
+        f"What is held expires {wording.plural(HELD_FOR.days, 'day')} after it was made, if"
+        " FEDERATION_DELIVERY_MAX_AGE is not set to another time; what is to be sent does not. What expired, or was"
+        " refused for good, is lost, and can be sent again for 7 days. A strip has a column for each day: what failed"
+        " hangs from above, and a line at the bottom is a day on which nothing was sent. ",
+        tag("code", "federation why URL"),
+        " tells what the link to a server does, what is held and until when, and the last attempts.",
+        class_="intro",
+    )
     for action in URGENT:
         if findings.actions.get(action):
             yield from _group(action, findings)
 
 
+def _servers(action: Action, findings: Findings) -> list[Server]:
+    return [server for server in findings.attention if server.action is action]
+
+
+def _id(action: Action, place: int) -> str:
+    return f"{action.value}-{place + 1}"
+
+
 def _group(action: Action, findings: Findings) -> Iterator[Markup]:
-    servers = [server for server in findings.attention if server.action is action]
+    servers = _servers(action, findings)
     number = findings.actions[action]
-    yield tag("h3", badge(action), wording.plural(number, "server"), class_="group")
-    words = (tag("code", each) if isinstance(each, Command) else each for each in instruction(action))
-    yield tag("p", *words, class_="instruction")
-    yield tag("ol", *(_patient(server, findings) for server in servers[:_CARDS]), class_="patients")
+    yield tag("h3", badge(action), wording.plural(number, "server"), class_="group", id=action.value)
+    for paragraph in instruction(action):
+        words = (tag("code", each) if isinstance(each, Command) else each for each in paragraph)
+        yield tag("p", *words, class_="instruction")
+    cards = (_patient(server, findings, _id(action, place)) for place, server in enumerate(servers[:_CARDS]))
+    yield tag("ol", *cards, class_="patients")
     if rest := servers[_CARDS:MOST_WITH_DAYS]:
-        yield _lines(rest, findings, name=f"To {NAMES[action]}, {_CARDS + 1} to {_CARDS + len(rest)}")
+        yield table(None, _columns(findings), rest, name=f"To {NAMES[action]}, {_CARDS + 1} to {_CARDS + len(rest)}")
     for start in range(MOST_WITH_DAYS, len(servers), _PAGE):
-        yield _page(action, servers, start, number)
+        yield _page(action, servers, start, findings)
     if left := number - len(servers):
         where = f"server_scorecard/as_of={findings.as_of.isoformat()}"
         yield tag("p", f"And {wording.plural(left, 'more server')}: in {where}.", class_="soft small")
 
 
-def _page(action: Action, servers: Sequence[Server], start: int, number: int) -> Markup:
+def _page(action: Action, servers: Sequence[Server], start: int, findings: Findings) -> Markup:
     """Return the next servers of a long list, closed until somebody wants them."""
     page = servers[start : start + _PAGE]
     places = f"{start + 1} to {start + len(page)}" if len(page) > 1 else f"{start + 1}"
-    title = f"{places} of {wording.count(number)} to {NAMES[action]}"
-    columns = [_NAME, _BECAUSE, _GOT_THROUGH, *_MISSING]
-    return tag("details", tag("summary", title), table(None, columns, page, name=title), class_="page")
+    title = f"{places} of {wording.count(findings.actions[action])} to {NAMES[action]}"
+    shown = [each for each in _columns(findings) if each.heading not in _OF_DAYS]
+    return tag("details", tag("summary", title), table(None, shown, page, name=title), class_="page")
 
 
-def _patient(server: Server, findings: Findings) -> Markup:
-    told = [wording.sentence("; ".join(short(reason, 200) for reason in server.reasons))]
-    if server.top_error is not None and server.action is not Action.REVIEW:
-        told.append(f"{short(server.top_error, 40)}: {meaning(server.top_error).text}")
-    told += _deliveries(server)
-    helpful = [pasted(command) for command in commands(server)]
+def _patient(server: Server, findings: Findings, id_: str) -> Markup:
+    pasted_ones = [pasted(step.command, step.when) for step in steps(server, _end(findings))]
     plain = tag("p", "Its address is not a plain one: no command is offered.", class_="soft small")
-    since = f"since {_since(server.since, findings)}" if server.since else _on_and_off(server).strip(wording.NOTHING)
     return tag(
         "li",
         tag(
             "div",
-            tag("h4", short(wording.server(server.url)), " ", tag("span", since, class_="soft")),
-            tag("p", *(f"{sentence}. " for sentence in told if sentence)),
-            *(helpful or [plain]),
+            tag(
+                "h4",
+                short(wording.server(server.url)),
+                " ",
+                tag("span", ", ".join(filter(None, _state(server, findings))), class_="soft"),
+            ),
+            tag("ul", *(tag("li", line) for line in _told(server, findings)), class_="reasons"),
+            *(pasted_ones or [plain]),
             class_="told",
         ),
-        tag(
-            "div",
-            strip(strip_title(server.daily), server.daily),
-            _numbers(server),
-            *(
-                (tag("p", "Failures by weekday and hour (UTC)"), hours(server.failed_hours))
-                if server.failed_hours
-                else ()
-            ),
-            class_="shown",
-        ),
+        tag("div", *_days(server, findings), *(tag("p", line) for line in _numbers(server)), class_="shown"),
         class_="patient",
+        id=id_,
     )
 
 
-def _deliveries(server: Server) -> Iterator[str]:
+def _state(server: Server, findings: Findings) -> tuple[str, ...]:
+    """Return how a server is; since when it is down its first reason says."""
+    state = STATES.get(server.state or "", "")
+    if server.state == ServerHealth.UNHEALTHY:
+        return (state,)
+    return state, _since(server.since, findings) if server.since else _on_and_off(server).strip(wording.NOTHING)
+
+
+def _told(server: Server, findings: Findings) -> Iterator[str]:
+    """Yield what there is to say of a server, each in a sentence of its own, as each has days of its own."""
+    for reason in server.reasons:
+        yield f"{_reason(reason, 200)}."
+    if server.top_error is not None and server.action is not Action.REVIEW:
+        yield f"{short(server.top_error, 40)}: {meaning(server.top_error).text}."
+    if server.expires is not None:
+        yield f"{_expiry(server, findings)}."
+
+
+def _expiry(server: Server, findings: Findings) -> str:
+    assert server.expires is not None
+    day = wording.day_and_year(server.expires)
+    if server.held < server.owed:
+        return f"The oldest of what is held expires on {day} at the earliest"
+    if server.expires <= _end(findings):
+        return f"The oldest of what is held has been due to expire since {day}"
+    return f"The oldest of what is held expires on {day}"
+
+
+def _days(server: Server, findings: Findings) -> Iterator[Markup]:
+    if server.daily:
+        dates = [day.day for day in findings.days]
+        yield strip(dates, server.daily)
+        yield tag("p", *(tag("span", wording.day(day)) for day in dict.fromkeys((dates[0], dates[-1]))), class_="ends")
+
+
+def _numbers(server: Server) -> Iterator[Markup | str]:
+    """Yield the numbers of 30 days, and what is owed now."""
+    month = server.month
+    if month.attempts:
+        yield tag("b", wording.percent(month.got_through), " got through")
+        yield f"{wording.count(month.delivered)} of {wording.plural(month.attempts, 'attempt')} in 30 days"
+    if server.last_attempt is None:
+        yield "Nothing was sent in 30 days."
+    elif month.attempts:
+        yield f"last attempt on {wording.day(server.last_attempt)}"
+    yield f"score {wording.score(month.score)} of 100"
     if server.owed:
-        since = f", the oldest since {wording.moment(server.owed_since)}" if server.owed_since else ""
-        held = "all held" if server.held == server.owed else f"{wording.count(server.held)} of them held"
-        yield f"{wording.plural(server.owed, 'delivery')} owed, {held}{since}"
-    if server.month.lost:
-        yield f"{wording.plural(server.month.lost, 'delivery')} lost in 30 days"
-
-
-def _numbers(server: Server) -> Markup:
-    return join(*(tag("p", line) for line in (*_attempts(server.week), *_outages(server.month))))
-
-
-def _attempts(week: Period) -> Iterator[Markup | str]:
-    if not week.attempts:
-        yield "Nothing attempted in 7 days."
-        return
-    plain = week.delivered / week.attempts
-    yield tag("b", wording.percent(plain), " got through")
-    yield f"{wording.count(week.delivered)} of {wording.plural(week.attempts, 'attempt')} in 7 days"
-    if week.availability is not None and week.availability < plain - 0.0005:
-        yield f"{wording.percent(week.availability)} counting its time down"
-    yield f"score {wording.score(week.score)} of 100"
-
-
-def _outages(month: Period) -> Iterator[str]:
+        yield f"{wording.count(server.owed)} owed, {_held(server)}"
+    if month.lost:
+        yield f"{wording.count(month.lost)}{' more' if server.owed else ''} lost for good"
     if month.failures:
-        yield f"{wording.plural(month.failures, 'outage')} in 30 days"
-    times = {"MTTF": month.mttf_s, "MTTR": month.mttr_s}
-    if known := [f"{name} {wording.seconds(value)}" for name, value in times.items() if value is not None]:
-        yield ", ".join(known)
+        yield wording.plural(month.failures, "outage")
+
+
+def _held(server: Server) -> str:
+    if not server.held:
+        return "none held"
+    return "all held" if server.held == server.owed else f"{wording.count(server.held)} held"
 
 
 def badge(action: Action) -> Markup:
     return tag("span", NAMES[action], class_=f"badge {action.value}")
 
 
+def _end(findings: Findings) -> datetime:
+    return datetime.combine(findings.as_of + timedelta(days=1), time(), UTC)
+
+
 def _since(since: Since, findings: Findings) -> str:
-    end = datetime.combine(findings.as_of + timedelta(days=1), time(), UTC)
-    lasted = wording.duration(end - since.at)
+    lasted = wording.duration(_end(findings) - since.at)
     whole_day = since.at.time() == time()
     when = wording.day_and_year(since.at) if whole_day else wording.moment(since.at)
-    return f"{when} or earlier ({lasted} at least)" if since.at_least else f"{when} ({lasted})"
+    if not since.at_least:
+        return f"since {when} ({lasted})"
+    first = findings.days[0].day if findings.days else None
+    return f"since {when} or earlier" if since.at.date() == first else f"bad from the first attempt on, {when}"
 
 
 def _on_and_off(server: Server) -> str:
@@ -168,33 +225,40 @@ def _on_and_off(server: Server) -> str:
     return f"bad on {bad} of {wording.plural(len(known), 'day')}" if bad else wording.NOTHING
 
 
-def _lines(servers: Sequence[Server], findings: Findings, *, name: str) -> Markup:
-    columns: list[Column[Server]] = [
-        _NAME,
-        Column("Since", lambda server: _since(server.since, findings) if server.since else _on_and_off(server)),
-        _BECAUSE,
-        Column("30 days", lambda server: strip(strip_title(server.daily), server.daily)),
-        _GOT_THROUGH,
-        *_MISSING,
+def _columns(findings: Findings) -> list[Column[Server]]:
+    """Return the columns of a list of servers that need attention."""
+    dates = [day.day for day in findings.days]
+    since, days = _OF_DAYS
+    return [
+        Column("Server", lambda server: short(wording.server(server.url), 60)),
+        Column(since, lambda server: _since(server.since, findings) if server.since else _on_and_off(server)),
+        Column("Because, and what to paste", lambda server: _because(server, findings), wide=True),
+        Column(days, lambda server: strip(dates, server.daily)),
+        *FIGURES,
     ]
-    return table(None, columns, servers, name=name)
 
 
-def _because(server: Server) -> Markup:
-    reasons = wording.sentence("; ".join(short(reason, 120) for reason in server.reasons))
-    return join(tag("p", reasons), *(pasted(command) for command in commands(server)))
+def _because(server: Server, findings: Findings) -> Markup:
+    reasons = "; ".join(_reason(reason, 120) for reason in server.reasons)
+    told = f"{reasons}. {_expiry(server, findings)}" if server.expires else reasons
+    return join(tag("p", told), *(pasted(step.command, step.when) for step in steps(server, _end(findings))))
+
+
+def _reason(text: str, limit: int) -> str:
+    return wording.sentence(wording.with_dates(short(text, limit)))
 
 
 def _share(server: Server) -> Markup:
-    week = server.week
-    return join(wording.percent(week.availability), tag("span", f" of {wording.count(week.attempts)}", class_="soft"))
+    month = server.month
+    return join(wording.percent(month.got_through), tag("span", f" of {wording.count(month.attempts)}", class_="soft"))
 
 
-_NAME: Final[Column[Server]] = Column("Server", lambda server: short(wording.server(server.url), 60))
-_BECAUSE: Final[Column[Server]] = Column("Because, and what to paste", _because, wide=True)
-_GOT_THROUGH: Final[Column[Server]] = Column("Got through, 7 days", _share, number=True)
-_MISSING: Final[tuple[Column[Server], ...]] = (
+_OF_DAYS: Final = ("Since", "30 days")
+"""Columns of those that are shown with their days."""
+FIGURES: Final[tuple[Column[Server], ...]] = (
+    Column("Got through, 30 days", _share, number=True),
+    Column("Score, 30 days", lambda server: wording.score(server.month.score), number=True),
     Column("Owed", lambda server: wording.count(server.owed), number=True),
     Column("Lost, 30 days", lambda server: wording.count(server.month.lost), number=True),
 )
-"""Columns of every list of servers that need attention."""
+"""Columns of every list of servers."""

@@ -21,11 +21,14 @@ R = TypeVar("R")
 
 
 def changed(findings: Findings) -> Markup:
-    """Return the numbers of the day before beside the last one's, and whose advice is another."""
+    """Return the numbers of the day before beside the last one's, whose advice is another, and who came and went."""
     changes = findings.changes
     if changes.since is None:
-        told = "There are no results of the week before this day to compare with; those of tomorrow will be."
-        return tag("p", told, class_="intro")
+        told = (
+            "Advice is told for the days of runs alone, however many days of attempts they count, and there was no run"
+            " in the week before this day."
+        )
+        return join(tag("p", told, class_="intro"), _turnover(findings))
     return join(
         tag("p", _intro(findings), class_="intro"),
         _numbers(findings),
@@ -33,8 +36,9 @@ def changed(findings: Findings) -> Markup:
             "div",
             _advice("Graver advice", changes.worse, changes.worse_count),
             _advice("Better advice", changes.better, changes.better_count),
-            class_="charts",
+            class_="pair",
         ),
+        _turnover(findings),
     )
 
 
@@ -79,7 +83,7 @@ def _days(changes: Changes, days: Sequence[Day]) -> Iterator[Row]:
     if len(days) < 2 or days[-2].day != changes.since:
         return
     before, now = days[-2:]
-    yield _counts("Servers healthy at the end of the day", before.servers_healthy, now.servers_healthy)
+    yield _counts("Servers up at the end of the day", before.servers_healthy, now.servers_healthy)
     yield _counts("Attempts on the day", before.attempts, now.attempts)
     change = wording.NOTHING
     if before.success_rate is not None and now.success_rate is not None:
@@ -101,24 +105,22 @@ def _advice(title: str, shown: Sequence[AdviceChange], number: int) -> Markup:
     return _listed(title, columns, shown, number)
 
 
-def turnover(findings: Findings) -> Markup:
+def _turnover(findings: Findings) -> Markup | None:
     """Return who came into the registry, and who left it."""
     found = findings.turnover
-    dated = sum(day.servers_new for day in findings.days)
-    registry = f"By the registry's own dates {wording.plural(dated, 'server')} in it came within these 30 days."
     if found.since is None:
-        return tag("p", f"{registry} By name they are told from the second day of results on.", class_="intro")
+        return None
     told = (
         f"Against the results of {wording.day_and_year(found.since)}, the earliest of these days:"
         f" {wording.count(found.arrived_count)} new, {wording.count(found.vanished_count)} gone from the registry."
     )
     return join(
-        tag("p", f"{told} {registry}", class_="intro"),
+        tag("p", told, class_="intro"),
         tag(
             "div",
             _appearances("New servers", "First seen", found.arrived, found.arrived_count),
             _appearances("Vanished servers", "Last seen", found.vanished, found.vanished_count),
-            class_="charts",
+            class_="pair",
         ),
     )
 

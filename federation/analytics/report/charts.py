@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from federation.analytics.report.findings import BAD_DAY
 from federation.analytics.report.markup import Markup, join, tag
 from federation.analytics.report.wording import day, percent
 
@@ -17,18 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import date
 
-_WIDTH: Final = 520
-_HEIGHT: Final = 170
-_LEFT: Final = 46
+_WIDTH: Final = 340
+_HEIGHT: Final = 150
+_LEFT: Final = 50
 _TOP: Final = 12
-_BOTTOM: Final = 22
+_BOTTOM: Final = 28
 _LABEL_HEIGHT: Final = 15
 _CHARACTER: Final = 7
 _STRIP_STEP: Final = 6
 _STRIP_HEIGHT: Final = 28
-_CELL: Final = 8
-_HOURS_LEFT: Final = 26
-_WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +109,6 @@ def bars(
     write: Callable[[float], str],
     scale: Callable[[float], str],
     early: Collection[date] = (),
-    width: int = _WIDTH,
-    height: int = _HEIGHT,
 ) -> Markup:
     """Draw a column per day, with the layers on top of each other from zero; one of an `early` day is pale.
 
@@ -120,19 +116,19 @@ def bars(
     """
     totals = [sum(layer.values[place] or 0 for layer in layers) for place in range(len(days))]
     ticks = _ticks(list(totals), 0, None)
-    frame = Frame(width=width, height=height, right=20, days=days, low=0, high=ticks[-1])
+    frame = Frame(width=_WIDTH, height=_HEIGHT, right=20, days=days, low=0, high=ticks[-1])
     columns = [_column(frame, layers, place, " early" if each in early else "") for place, each in enumerate(days)]
     return _svg(title, frame.size, _grid(frame, ticks, scale), *columns)
 
 
 def histogram(title: str, labels: Sequence[str], counts: Sequence[int], *, write: Callable[[float], str]) -> Markup:
     """Draw a bar per group, from left to right, with its number at its end."""
-    row, left, width = 24, 130, 520
+    row, left, width = 24, 110, _WIDTH
     longest = max([*counts, 1])
     rows = []
     for place, (label, number) in enumerate(zip(labels, counts, strict=True)):
         y = place * row
-        length = (width - left - 70) * number / longest
+        length = (width - left - 40) * number / longest
         rows += [
             tag("text", label, x=left - 10, y=y + 16, class_="tick end"),
             tag("rect", x=left, y=y + 4, width=float(length), height=row - 8, class_="bar main"),
@@ -141,18 +137,24 @@ def histogram(title: str, labels: Sequence[str], counts: Sequence[int], *, write
     return _svg(title, (width, row * len(counts)), *rows)
 
 
-def strip(title: str, ratios: Sequence[float | None]) -> Markup:
-    """Draw a column per day: deliveries from below, failures from above, and a dot if nothing was tried."""
+def strip(days: Sequence[date], ratios: Sequence[float | None]) -> Markup:
+    """Draw a column per day: deliveries from below, failures from above, and a dash if nothing was tried.
+
+    Failures of a bad day are at least a third of its column, and others still to be seen.
+    """
     paths: dict[str, list[str]] = {"none": [], "main": [], "bad": []}
     for place, ratio in enumerate(ratios):
-        x, lost = place * _STRIP_STEP, _STRIP_HEIGHT * (1 - (ratio or 0))
+        x = place * _STRIP_STEP
         if ratio is None:
-            paths["none"].append(_bar(x, _STRIP_HEIGHT - 2, _STRIP_HEIGHT))
+            paths["none"].append(_bar(x, _STRIP_HEIGHT - 3, _STRIP_HEIGHT))
             continue
+        least = _STRIP_HEIGHT / 3 if ratio < BAD_DAY else 4 if ratio < 1 else 0
+        lost = max(_STRIP_HEIGHT * (1 - ratio), least)
         paths["main"].append(_bar(x, lost, _STRIP_HEIGHT))
         paths["bad"].append(_bar(x, 0, lost))
     drawn = (tag("path", d="".join(bars), class_=style) for style, bars in paths.items() if any(bars))
-    return _svg(title, (len(ratios) * _STRIP_STEP, _STRIP_HEIGHT), *drawn, style="strip")
+    size = (len(ratios) * _STRIP_STEP, _STRIP_HEIGHT)
+    return _svg(_strip_title(days, ratios), size, *drawn, style="strip")
 
 
 def _bar(x: int, top: float, bottom: float) -> str:
@@ -160,33 +162,15 @@ def _bar(x: int, top: float, bottom: float) -> str:
     return f"M{x} {bottom:.4g}V{top:.4g}h{_STRIP_STEP - 1}V{bottom:.4g}z" if bottom - top >= 0.01 else ""
 
 
-def hours(failed: Sequence[Sequence[int]]) -> Markup:
-    """Draw a cell per hour of the day and day of the week: the more attempts failed in it, the darker it is."""
-    most = max((number for day in failed for number in day), default=0)
-    cells, texts = [], []
-    for row, day_ in enumerate(failed):
-        y = row * _CELL
-        texts.append(tag("text", _WEEKDAYS[row], x=0, y=y + _CELL - 1, class_="tick"))
-        for hour, number in enumerate(day_):
-            level = math.ceil(4 * number / most) if number else 0
-            x = _HOURS_LEFT + hour * _CELL
-            cells.append(tag("rect", x=x, y=y, width=_CELL - 1, height=_CELL - 1, class_=f"heat{level}"))
-    bottom = len(failed) * _CELL
-    texts += [
-        tag("text", f"{hour:02}", x=_HOURS_LEFT + hour * _CELL, y=bottom + 10, class_="tick") for hour in (0, 6, 12, 18)
-    ]
-    total = [sum(column) for column in zip(*failed, strict=True)]
-    worst = max(range(len(total)), key=lambda hour: total[hour])
-    title = f"failures by weekday and hour in UTC: most at {worst:02}:00, {total[worst]} of {sum(total)}"
-    return _svg(title, (_HOURS_LEFT + 24 * _CELL, bottom + 12), *cells, *texts, style="hours")
-
-
-def strip_title(ratios: Sequence[float | None]) -> str:
+def _strip_title(days: Sequence[date], ratios: Sequence[float | None]) -> str:
     """Describe what a strip shows, for those who do not see it."""
-    known = [ratio for ratio in ratios if ratio is not None]
+    known = [(ratio, each) for each, ratio in zip(days, ratios, strict=True) if ratio is not None]
     if not known:
         return "nothing was attempted"
-    return f"got through per day: at worst {percent(min(known))}, most recently {percent(known[-1])}"
+    (worst, on), (latest, last) = min(known), known[-1]
+    return (
+        f"got through per day: at worst {percent(worst)} on {day(on)}, {percent(latest)} on the last one, {day(last)}"
+    )
 
 
 def _svg(title: str, size: tuple[int, int], *content: Markup, style: str = "chart") -> Markup:

@@ -136,12 +136,11 @@ def _find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> f
             results.read_undated(spark, out, results.QUARANTINE)
         )
     )
-    found = verdicts.verdicts(scorecards).cache()
+    found = verdicts.verdicts(scorecards).join(_last_attempts(stored), "server_url", "left").cache()
     try:
         counted, total = verdicts.counts(found), verdicts.totals(found)
-        attention, (worst, best) = verdicts.urgent(found), verdicts.worst_and_best(found)
-        shown = {row["server_url"] for row in (*verdicts.with_days(attention), *worst, *best)}
-        daily, hours = _availability(stored, shown), _failed_hours(stored, shown)
+        attention = verdicts.urgent(found)
+        shown = {row["server_url"] for row in verdicts.with_days(attention)}
         relays = results.read_dated(spark, out, results.RELAY_CANDIDATES, as_of)
         anomalies = results.read_dated(spark, out, results.KEY_ANOMALIES, as_of)
         return findings.Findings(
@@ -152,7 +151,7 @@ def _find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> f
             actions=verdicts.actions(counted),
             states=verdicts.states(counted),
             urgent_states=verdicts.states(row for row in counted if row["urgency"] > 1),
-            attention=verdicts.servers_of(attention, days, daily, hours, shown=shown),
+            attention=verdicts.servers_of(attention, days, _availability(stored, shown), shown=shown),
             changes=changes(spark, out, as_of, found),
             turnover=turnover(spark, out, as_of),
             obligations=verdicts.obligations(found, total, _owed_by_day(spark, out, as_of)),
@@ -161,8 +160,8 @@ def _find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> f
             completeness=_completeness(computed, wanted, days, by_day.values(), quarantine),
             busiest=verdicts.busiest(found),
             week_attempts=total["week_attempts"],
-            worst=verdicts.servers_of(worst, days, daily, hours, shown=shown),
-            best=verdicts.servers_of(best, days, daily, hours, shown=shown),
+            servers=verdicts.by_name(found),
+            worst=verdicts.worst(found),
             latencies=verdicts.spread(
                 found, "week.p95_ms", [sf.col("week.p95_ms") > bound for bound in findings.LATENCY_BOUNDS_MS]
             ),
@@ -243,17 +242,10 @@ def _availability(daily: DataFrame, urls: Iterable[str]) -> dict[tuple[str, date
     return {(row["server_url"], row["day"]): row["availability"] for row in rows}
 
 
-def _failed_hours(daily: DataFrame, urls: Iterable[str]) -> dict[str, findings.Hours]:
-    """Count the failures of each server by weekday and hour."""
-    known = daily.where(sf.col("server_url").isin(sorted(urls))).select(
-        "server_url", sf.weekday("day").alias("weekday"), sf.explode("failed_hours").alias("hour", "failed")
-    )
-    sums = known.groupBy("server_url", "weekday", "hour").agg(sf.sum("failed").alias("failed")).collect()
-    found: dict[str, list[list[int]]] = {}
-    for row in sums:
-        week = found.setdefault(row["server_url"], [[0] * 24 for _ in range(WEEK)])
-        week[row["weekday"]][row["hour"]] = row["failed"]
-    return {url: tuple(map(tuple, week)) for url, week in found.items()}
+def _last_attempts(daily: DataFrame) -> DataFrame:
+    """Return the last day on which something was sent to each server."""
+    tried = daily.where(sf.col("attempts") > 0)
+    return tried.groupBy("server_url").agg(sf.max("day").alias("last_attempt"))
 
 
 def _owed_by_day(spark: SparkSession, out: Place, as_of: date) -> list[tuple[date, int, int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
 
 from federation.analytics.days import MONTH
 
@@ -20,16 +21,19 @@ MOST_PER_ACTION: Final = 5_000
 MOST_WITH_DAYS: Final = 20
 """So many servers of each advice are shown with their days."""
 MOST_RANKED: Final = 10
+MOST_LISTED: Final = 1_000
+"""Of so many servers, by their names, the report has a line each."""
+
+HELD_FOR: Final = timedelta(days=7)
+"""FEDERATION_DELIVERY_MAX_AGE by default. Results are read where the node's settings may be unknown."""
+
 MOST_CHANGES: Final = 20
 MOST_CODES: Final = 6
 MOST_ANOMALIES: Final = 20
 MOST_URLS: Final = 4
 MOST_QUARANTINE: Final = 30
 FEWEST_ATTEMPTS: Final = 20
-"""A server with fewer attempts in 30 days is neither among the best nor among the worst."""
-
-Hours: TypeAlias = tuple[tuple[int, ...], ...]
-"""Failed attempts by the hour of the day, in UTC, for each day of the week from Monday on; or nothing."""
+"""A server with fewer attempts in 30 days and nothing to complain of is not among the worst."""
 
 BAD_DAY: Final = 0.9
 """A day is a bad one if a smaller share of the attempts at a server got through."""
@@ -45,12 +49,10 @@ class Day:
     day: date
     servers_known: int
     servers_healthy: int
-    servers_new: int
     servers_lost: int
     attempts: int
     delivered: int
     success_rate: float | None
-    top10_share: float | None
     p50_ms: int | None
     p95_ms: int | None
     lost: int = 0
@@ -85,6 +87,11 @@ class Period:
     longest_outage_s: float | None = None
     lost: int = 0
 
+    @property
+    def got_through(self) -> float | None:
+        """The share of the attempts, of which there are none while what is owed is held."""
+        return self.delivered / self.attempts if self.attempts else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Since:
@@ -98,7 +105,8 @@ class Since:
 class Server:
     """One server and the verdict on it.
 
-    `daily` is its availability on the days of `Findings.days`, or empty for one of a long list, as are `failed_hours`.
+    `daily` is its availability on the days of `Findings.days`, or empty for one of a long list. `last_attempt` is the
+    last of the 30 days on which something was sent to it.
     """
 
     url: str
@@ -113,8 +121,13 @@ class Server:
     owed: int = 0
     held: int = 0
     owed_since: datetime | None = None
+    last_attempt: date | None = None
     daily: tuple[float | None, ...] = ()
-    failed_hours: Hours = ()
+
+    @property
+    def expires(self) -> datetime | None:
+        """When the first of what is held expires, by the default of the setting; what is not held never does."""
+        return self.owed_since + HELD_FOR if self.held and self.owed_since else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,9 +284,10 @@ class Findings:
     """The 30 days up to and including `as_of`, as far as they were computed: `days`, the oldest first.
 
     `attention` has, for each action but keep, the servers that lost the most attempts in the last 7 days; `actions` and
-    `states` count them all, `urgent_states` those that need attention. `busiest` got the most of the attempts of 7
-    days, `week_attempts`. `latencies` counts servers by the p95 of those days: up to each of `LATENCY_BOUNDS_MS`, and
-    above; `scores` by the score of the 30 days: below each of `SCORE_BOUNDS`, and from the last on.
+    `states` count them all, `urgent_states` those that need attention. `servers` are the first by name. `busiest` got
+    the most of the attempts of 7 days, `week_attempts`. `latencies` counts servers by the p95 of those days: up to each
+    of `LATENCY_BOUNDS_MS`, and above; `scores` by the score of the 30 days: below each of `SCORE_BOUNDS`, and from the
+    last on.
     """
 
     as_of: date
@@ -292,8 +306,8 @@ class Findings:
     completeness: Completeness
     busiest: tuple[Server, ...]
     week_attempts: int
+    servers: tuple[Server, ...]
     worst: tuple[Server, ...]
-    best: tuple[Server, ...]
     latencies: tuple[int, ...]
     scores: tuple[int, ...]
     relays: tuple[RelayFinding, ...]

@@ -51,9 +51,10 @@ def join(*children: Content) -> Markup:
     )
 
 
-def pasted(command: str) -> Markup:
-    """Return a command to copy, in a line of its own."""
-    return tag("code", command, class_="command")
+def pasted(command: str, when: str | None = None) -> Markup:
+    """Return a command to copy, in a line of its own, and above it when to do so."""
+    told = tag("span", f"{when}:", class_="when") if when else None
+    return join(told, tag("code", command, class_="command"))
 
 
 def short(text: str, limit: int = 90) -> str:
@@ -76,12 +77,23 @@ def table(caption: str | None, columns: Sequence[Column[R]], rows: Iterable[R], 
 
     `name` names it for those who do not see it; by default the caption does.
     """
-    return scrolling(plain_table(caption, columns, rows), name or caption or "Table", style="scroll")
+    return scrolling(plain_table(caption, columns, rows, told=True), name or caption or "Table", style="scroll")
 
 
-def plain_table(caption: str | None, columns: Sequence[Column[R]], rows: Iterable[R]) -> Markup:
+def plain_table(caption: str | None, columns: Sequence[Column[R]], rows: Iterable[R], *, told: bool = False) -> Markup:
+    """Return a table. One that is `told` has its headings in each row, where the page is too narrow for columns."""
     heads = [tag("th", each.heading, scope="col", class_=_style(each)) for each in columns]
-    body = [tag("tr", *(tag("td", each.cell(row), class_=_style(each)) for each in columns)) for row in rows]
+    labels = [each.heading if told and place else None for place, each in enumerate(columns)]
+    body = [
+        tag(
+            "tr",
+            *(
+                tag("td", each.cell(row), class_=_style(each), data_label=label)
+                for each, label in zip(columns, labels, strict=True)
+            ),
+        )
+        for row in rows
+    ]
     inner = (tag("caption", caption) if caption else None, tag("thead", tag("tr", *heads)), tag("tbody", *body))
     return tag("table", *inner)
 

@@ -45,17 +45,16 @@ def _of_the_network(findings: Findings) -> Iterator[Markup]:
         low=None,
         high=1,
     )
-    told = "Healthy ones, of all in the registry. One on the blacklist counts by its health here."
-    yield draw(lines, "Servers", told, [of("known", "servers_known", "second"), of("healthy", "servers_healthy")])
-    told = "Blue got through, red did not."
+    told = "Those that are up, of all in the registry; one on the blacklist counts by its health here."
+    yield draw(lines, "Servers", told, [of("known", "servers_known", "second"), of("up", "servers_healthy")])
+    told = "The faint part got through, the solid one on top did not."
     yield draw(bars, "Attempts", told, [of("got through", "delivered"), of("failed", "failed", "bad")])
     told = "Half of the deliveries were quicker than p50, all but one in twenty quicker than p95."
     quickness = [of("p50", "p50_ms", "second"), of("p95", "p95_ms")]
     yield draw(lines, "Latency", told, quickness, write=wording.milliseconds)
-    told = "Share of each day's attempts that went to the ten busiest servers of the day."
-    yield draw(lines, "Top 10", told, [of("top 10", "top10_share", label="")], write=wording.percent, high=1)
-    relayed = ChartSeries(name="through relays", values=findings.relaying.daily)
-    yield draw(bars, "Saved by relays", "Deliveries that arrived through another server.", [relayed])
+    if any(findings.relaying.daily):
+        relayed = ChartSeries(name="through relays", values=findings.relaying.daily)
+        yield draw(bars, "Saved by relays", "Deliveries that arrived through another server.", [relayed])
 
 
 def owed_and_lost(findings: Findings) -> Markup:
@@ -64,9 +63,10 @@ def owed_and_lost(findings: Findings) -> Markup:
     waiting = [ChartSeries(name="owed", values=owed), ChartSeries(name="held", values=held, style="second")]
     lost = [ChartSeries(name="lost", values=[each.lost for each in findings.days], style="bad")]
     told = "Deliveries that were refused for good, or too old."
+    told_days = "On each day of which there are results."
     return tag(
         "div",
-        _by_day(findings, days, lines, "Owed and held", "On each day of which there are results.", waiting),
+        _by_day(findings, days, lines, "Owed and held", told_days, waiting) if len(days) > 1 else None,
         _by_day(findings, [each.day for each in findings.days], bars, "Lost for good", told, lost),
         class_="charts",
     )
@@ -78,19 +78,25 @@ def errors(findings: Findings) -> Markup:
         return tag("p", "No attempt failed.", class_="intro")
     dates = [each.day for each in findings.days]
     length = compare(findings.days).now.days
-    draw = partial(_by_day, findings, dates, bars, width=340, height=120)
     figures = [
-        draw(short(each.code, 40), _told(each, length), [ChartSeries(name="attempts", values=each.daily)])
+        _by_day(
+            findings,
+            dates,
+            bars,
+            short(each.code, 40),
+            _told(each, length),
+            [ChartSeries(name="attempts", values=each.daily, style="bad")],
+        )
         for each in findings.errors
     ]
     shown = sum(each.total for each in findings.errors)
     rest = sum(findings.error_totals.values()) - shown
     others = f" {wording.count(rest)} failures have other codes." if rest else ""
-    told = (
-        f"{wording.count(shown + rest)} attempts failed in these days, {wording.count(shown)} of them with these codes"
+    intro = (
+        f"{wording.plural(shown + rest, 'attempt')} failed in these days. Each chart has its own scale, and a code is"
+        f" rarer, too, where less was tried.{others}"
     )
-    intro = f"{told}; each chart has its own scale.{others}"
-    return join(tag("p", intro, class_="intro"), tag("div", *figures, class_="charts three"))
+    return join(tag("p", intro, class_="intro"), tag("div", *figures, class_="charts"))
 
 
 def spread(findings: Findings) -> Markup:
@@ -118,8 +124,8 @@ def _servers_by(title: str, told: str, labels: Sequence[str], counts: Sequence[i
 
 def _told(error: ErrorCode, length: int) -> str:
     now, before = sum(error.daily[-length:]), sum(error.daily[-2 * length : -length])
-    spell = f"{wording.count(now)} in the last {wording.plural(length, 'day')}, {wording.growth(now, before)}"
-    return f"{wording.sentence(meaning(error.code).text)}. {spell}."
+    spell = f"{wording.count(now)} in the last {wording.plural(length, 'day')}"
+    return f"{wording.sentence(meaning(error.code).text)}. {spell}, {wording.count(before)} in the {length} before."
 
 
 def _figure(title: str, told: str, chart: Markup, numbers: Markup) -> Markup:
@@ -151,7 +157,7 @@ def _by_day(
     drawn = chart(
         f"{title}, per day", days, series, write=write or _whole, scale=write or _compact, early=early, **shape
     )
-    columns: list[Column[int]] = [Column("day", lambda place: days[place].isoformat())]
+    columns: list[Column[int]] = [Column("Day", lambda place: wording.day(days[place]))]
     columns += [_column(each, write or _whole) for each in series]
     return _figure(title, told, drawn, plain_table(None, columns, range(len(days))))
 

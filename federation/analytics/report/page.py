@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Final
 from federation.analytics import REPORT_FILE
 from federation.analytics.data.results import write_text
 from federation.analytics.report import wording
-from federation.analytics.report.advice import Command, listing
-from federation.analytics.report.attention import NAMES, STATES, attention
-from federation.analytics.report.changed import changed, heading, turnover
-from federation.analytics.report.charts import strip, strip_title
-from federation.analytics.report.findings import BAD_DAY, DAYS, FEWEST_ATTEMPTS
-from federation.analytics.report.headline import alerts, lede, tiles
+from federation.analytics.report.advice import Suggestion, listing
+from federation.analytics.report.attention import FIGURES, NAMES, STATES, attention, by_state, index
+from federation.analytics.report.changed import changed, heading
+from federation.analytics.report.findings import BAD_DAY, DAYS
+from federation.analytics.report.headline import alerts, lede, owed_parts, tiles
 from federation.analytics.report.markup import Column, Markup, join, pasted, short, table, tag
 from federation.analytics.report.network_charts import errors, network, owed_and_lost, spread
 from federation.analytics.report.wording import day_and_year, moment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import datetime
+    from collections.abc import Iterator
+    from datetime import date, datetime
 
     from federation.analytics.data.snapshots import Place
     from federation.analytics.report.findings import Anomaly, Findings, RelayedServer, RelayFinding, Server, SetAside
 
+_PAGE: Final = 100
 # If a stranger's text ever got past the escaping, a browser would still run and fetch nothing.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -78,25 +78,27 @@ def _text(package: str, *path: str) -> str:
 def _everything(findings: Findings) -> Iterator[Markup]:
     parts = tuple(_parts(findings))
     yield lede(findings)
-    yield tiles(findings)
     yield from alerts(findings)
+    if (urgent := index(findings)) is not None:
+        yield urgent
+    yield tiles(findings)
     links = (tag("li", tag("a", title, href=f"#{id_}")) for id_, title, _ in parts)
-    yield tag("nav", tag("ul", *links), aria_label="Parts of this report")
+    contents = tag("details", tag("summary", "Parts of this report"), tag("ul", *links))
+    yield tag("nav", contents, aria_label="Parts of this report")
     for id_, title, content in parts:
         yield _section(id_, title, content)
 
 
 def _parts(findings: Findings) -> Iterator[tuple[str, str, Markup]]:
-    yield "changes", heading(findings), changed(findings)
     yield "attention", "Needs attention", join(*attention(findings))
     yield "owed", "Owed, held, lost", owed(findings)
-    yield "turnover", "New and vanished servers", turnover(findings)
-    yield "network", "The network, day by day", network(findings)
+    yield "servers", "All servers", join(*_servers(findings))
+    yield "changes", heading(findings), changed(findings)
     yield "errors", "Why attempts fail", errors(findings)
+    yield "network", "The network, day by day", network(findings)
     yield "outages", "Outages", _outages(findings)
     yield "busiest", "The busiest servers", _busiest(findings)
     yield "spread", "How servers compare", spread(findings)
-    yield "servers", "Worst and best servers", _worst_and_best(findings)
     yield "relays", "What relays saved", _relays(findings)
     yield "keys", "Suspicious keys", _anomalies(findings)
     yield "completeness", "How complete the data are", completeness(findings)
@@ -113,48 +115,59 @@ def _section(id_: str, title: str, *content: Markup | None) -> Markup:
     return tag("section", tag("h2", title, id=id_), *content, aria_labelledby=id_)
 
 
-def _worst_and_best(findings: Findings) -> Markup:
-    if not findings.worst:
-        return tag("p", f"No server needs attention, or had {FEWEST_ATTEMPTS} attempts or more.", class_="intro")
+def _servers(findings: Findings) -> Iterator[Markup]:
+    """Yield a line for each server, by name, in pages that are closed until somebody wants them."""
+    number = sum(findings.actions.values())
+    if not number:
+        yield tag("p", "None is known.", class_="intro")
+        return
     told = (
-        "The gravest advice first, then the lowest score over 30 days; and the other way round, of servers with"
-        f" {FEWEST_ATTEMPTS} attempts or more."
+        f"{wording.plural(number, 'server')} = {by_state(findings.states)}, by name. What got through says nothing"
+        " where nothing was sent: look at the last attempt."
     )
-    return join(
-        tag("p", told, class_="intro"),
-        tag("div", _ranking("Worst", findings.worst), _ranking("Best", findings.best), class_="charts"),
-    )
-
-
-def _ranking(title: str, servers: Sequence[Server]) -> Markup:
+    yield tag("p", told, class_="intro")
     columns: list[Column[Server]] = [
         Column("Server", lambda server: short(wording.server(server.url), 60)),
         Column("Advice", lambda server: NAMES[server.action]),
-        Column("30 days", lambda server: strip(strip_title(server.daily), server.daily)),
-        Column("Score", lambda server: wording.score(server.month.score), number=True),
-        Column("Got through", lambda server: wording.percent(server.month.availability), number=True),
+        Column("State", lambda server: STATES.get(server.state or "", wording.NOTHING)),
+        Column("Last attempt", lambda server: _day(server.last_attempt)),
+        *FIGURES,
     ]
-    return table(title, columns, servers)
+    for start in range(0, len(findings.servers), _PAGE):
+        page = findings.servers[start : start + _PAGE]
+        first, last = (short(wording.server(each.url), 40) for each in (page[0], page[-1]))
+        title = f"{wording.plural(len(page), 'server')}, {first} to {last}"
+        yield tag("details", tag("summary", title), table(None, columns, page, name=title), class_="page")
+    if left := number - len(findings.servers):
+        where = f"server_scorecard/as_of={findings.as_of.isoformat()}"
+        yield tag("p", f"And {wording.plural(left, 'more server')}: in {where}.", class_="soft small")
+
+
+def _day(value: date | None) -> str:
+    return wording.NOTHING if value is None else wording.day(value)
 
 
 def _outages(findings: Findings) -> Markup:
     found = findings.outages
-    if not found.failures:
-        return tag("p", "No outage began in 30 days.", class_="intro")
-    told = (
+    if not found.servers:
+        return tag("p", "No server was down in 30 days.", class_="intro")
+    told = [
         f"{wording.plural(found.failures, 'outage')} of {wording.plural(found.failed_servers, 'server')} began in 30"
-        f" days. The typical one of these servers is up for {wording.seconds(found.mttf_s)} before it fails (MTTF), and"
-        f" is repaired after {wording.seconds(found.mttr_s)} (MTTR)."
-    )
+        " days; one that began earlier is told by its length."
+    ]
+    if found.mttf_s is not None:
+        told.append(f"The typical server of these is up for {wording.seconds(found.mttf_s)} before it fails (MTTF).")
+    if found.mttr_s is not None:
+        told.append(f"An outage that ended typically lasted {wording.seconds(found.mttr_s)} (MTTR).")
     columns: list[Column[Server]] = [
         Column("Server", lambda server: short(wording.server(server.url), 60)),
+        Column("State", lambda server: STATES.get(server.state or "", wording.NOTHING)),
+        Column("Longest", lambda server: wording.seconds(server.month.longest_outage_s), number=True),
         Column("Outages", lambda server: wording.count(server.month.failures), number=True),
         Column("MTTF", lambda server: wording.seconds(server.month.mttf_s), number=True),
         Column("MTTR", lambda server: wording.seconds(server.month.mttr_s), number=True),
-        Column("Longest", lambda server: wording.seconds(server.month.longest_outage_s), number=True),
-        Column("State", lambda server: STATES.get(server.state or "", wording.NOTHING)),
     ]
-    return join(tag("p", told, class_="intro"), table("Most outages in 30 days", columns, found.servers))
+    return join(tag("p", " ".join(told), class_="intro"), table("Most outages in 30 days", columns, found.servers))
 
 
 def _busiest(findings: Findings) -> Markup:
@@ -163,15 +176,13 @@ def _busiest(findings: Findings) -> Markup:
     top = sum(server.week.attempts for server in findings.busiest)
     told = (
         f"These {len(findings.busiest)} got {wording.percent(top / findings.week_attempts)} of the"
-        f" {wording.count(findings.week_attempts)} attempts of 7 days. The chart above has the share of the ten busiest"
-        " of each day, who may be others."
+        f" {wording.count(findings.week_attempts)} attempts of 7 days."
     )
     columns: list[Column[Server]] = [
         Column("Server", lambda server: short(wording.server(server.url), 60)),
         Column("Attempts, 7 days", lambda server: wording.count(server.week.attempts), number=True),
         Column("Share", lambda server: wording.percent(server.week.attempts / findings.week_attempts), number=True),
-        Column("Got through", lambda server: wording.percent(server.week.availability), number=True),
-        Column("p95", lambda server: wording.milliseconds(server.week.p95_ms), number=True),
+        Column("p95, 7 days", lambda server: wording.milliseconds(server.week.p95_ms), number=True),
     ]
     return join(tag("p", told, class_="intro"), table(None, columns, findings.busiest, name="The busiest servers"))
 
@@ -205,12 +216,11 @@ def _ranking_of_relays(findings: Findings) -> Markup:
     if not findings.relays:
         return tag("p", "No server qualifies as a relay.", class_="intro")
     columns: list[Column[RelayFinding]] = [
-        Column("Rank", lambda relay: wording.count(relay.rank)),
         Column("Server", lambda relay: short(wording.server(relay.url))),
-        Column("Score", lambda relay: wording.NOTHING if relay.score is None else f"{relay.score:.2f}", number=True),
-        Column("Availability", lambda relay: wording.percent(relay.availability), number=True),
-        Column("p95", lambda relay: wording.milliseconds(relay.p95_ms), number=True),
-        Column("Last seen", lambda relay: wording.moment(relay.last_seen) if relay.last_seen else wording.NOTHING),
+        Column("Rank", lambda relay: wording.count(relay.rank), number=True),
+        Column("Took directly, 7 days", lambda relay: wording.percent(relay.availability), number=True),
+        Column("p95, 7 days", lambda relay: wording.milliseconds(relay.p95_ms), number=True),
+        Column("Last seen", lambda relay: _moment(relay.last_seen)),
     ]
     shown = f"Who could relay: the first {len(findings.relays)} of {wording.plural(findings.relay_count, 'candidate')}"
     return tag("div", table(shown, columns, findings.relays), class_="next")
@@ -225,10 +235,13 @@ def _anomalies(findings: Findings) -> Markup:
         Column("Key", lambda anomaly: short(anomaly.key_kind or wording.NOTHING, 40)),
         Column("Servers", _urls),
         Column("SHA-256", lambda anomaly: tag("code", short(anomaly.fingerprint or wording.NOTHING, 17))),
-        Column("Detail", lambda anomaly: short(anomaly.detail or wording.NOTHING, 200), wide=True),
-        Column("Found on", lambda anomaly: wording.day(anomaly.found_on) if anomaly.found_on else wording.NOTHING),
+        Column("Detail", lambda anomaly: wording.with_dates(short(anomaly.detail or wording.NOTHING, 200)), wide=True),
+        Column("Found on", lambda anomaly: _day(anomaly.found_on)),
     ]
-    intro = f"{counts}. Ask the servers' operators, by a way that does not lead over these keys, before trusting them."
+    intro = (
+        f"{counts}. An answer that was not signed with its server's key does not say whose key it was, so it makes no"
+        " line here."
+    )
     return join(tag("p", intro, class_="intro"), table(None, columns, findings.anomalies, name="Suspicious keys"))
 
 
@@ -242,38 +255,46 @@ def owed(findings: Findings) -> Markup:
     found = findings.obligations
     if not found.owed and not found.lost_month:
         return tag("p", "Nothing is owed, and nothing was lost in 30 days.", class_="intro")
-    parts = wording.total({"held": found.held, "to be sent": found.owed - found.held})
     since = f", the oldest since {wording.moment(found.since)}" if found.since else ""
     told = (
-        f"{wording.plural(found.owed, 'delivery')} owed to {wording.plural(found.owed_servers, 'server')} = {parts}"
-        f"{since}. What is held goes out by itself when its server is back. {wording.count(found.lost_week)} lost for"
-        f" good in 7 days, {wording.count(found.lost_month)} in 30: refused for good, or too old."
+        f"{wording.plural(found.owed, 'delivery')} owed to {wording.plural(found.owed_servers, 'server')} ="
+        f" {owed_parts(found)}{since}. {wording.count(found.lost_week)} lost for good in 7 days,"
+        f" {wording.count(found.lost_month)} in 30."
     )
     columns: list[Column[Server]] = [
         Column("Server", lambda server: short(wording.server(server.url), 60)),
         Column("State", lambda server: STATES.get(server.state or "", wording.NOTHING)),
         Column("Owed", lambda server: wording.count(server.owed), number=True),
         Column("of it held", lambda server: wording.count(server.held), number=True),
-        Column("Oldest since", lambda server: _since(server)),
+        Column("Oldest since", lambda server: _moment(server.owed_since)),
+        Column(
+            "Oldest held expires",
+            lambda server: wording.day_and_year(server.expires) if server.expires else wording.NOTHING,
+        ),
         Column("Lost, 7 days", lambda server: wording.count(server.week.lost), number=True),
         Column("Lost, 30 days", lambda server: wording.count(server.month.lost), number=True),
     ]
-    first = next((command for server in found.servers if server.owed and (command := listing(server.url))), None)
-    commands = [Command("federation deliveries stats"), *([first] if first else [])]
+    first = next((step for server in found.servers if server.owed and (step := listing(server.url))), None)
+    steps = [
+        Suggestion("federation deliveries stats", when="all of it by state and server"),
+        *([first] if first else []),
+    ]
     if found.lost_week:
-        commands += [Command(f"federation deliveries list --state {state}") for state in ("failed", "expired")]
+        for state, what in (("failed", "refused for good"), ("expired", "too old")):
+            steps.append(
+                Suggestion(f"federation deliveries list --state {state}", when=f"what was lost in 7 days, {what}")
+            )
     return join(
         tag("p", told, class_="intro"),
         owed_and_lost(findings),
         table(None, columns, found.servers, name="Servers to which the most is owed"),
         _more(findings),
-        tag("p", "All of it by state and server, what waits for one server, and what was lost in 7 days:"),
-        join(*(pasted(command) for command in commands)),
+        *(pasted(step.command, step.when) for step in steps),
     )
 
 
-def _since(server: Server) -> str:
-    return wording.moment(server.owed_since) if server.owed_since else wording.NOTHING
+def _moment(value: datetime | None) -> str:
+    return wording.NOTHING if value is None else wording.moment(value)
 
 
 def _more(findings: Findings) -> Markup | None:
@@ -308,9 +329,13 @@ def _lines(findings: Findings) -> Iterator[tuple[Markup | str, ...]]:
         told = "The database has purged attempts of these days; those that were exported before are counted"
         yield (f"{told}: {wording.days(found.purged)}.",)
     if found.read:
-        parts = {"counted": found.attempts, "parked, so not tried": found.parked, "set aside": found.set_aside}
-        share = wording.percent(found.set_aside / found.read)
-        yield (f"{wording.count(found.read)} attempts were read = {wording.total(parts)} ({share}).",)
+        parts = {
+            "counted": found.attempts,
+            "given back, as the server was busy": found.parked,
+            "set aside": found.set_aside,
+        }
+        share = f" ({wording.percent(found.set_aside / found.read)})" if found.set_aside else ""
+        yield (f"{wording.count(found.read)} attempts were read = {wording.total(parts)}{share}.",)
 
 
 def _set_aside(findings: Findings) -> Markup:

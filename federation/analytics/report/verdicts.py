@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,17 +75,19 @@ def with_days(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row["place"] <= findings.MOST_WITH_DAYS]
 
 
-def worst_and_best(found: DataFrame) -> tuple[list[Row], list[Row]]:
-    """Return the servers at both ends: by their advice, then by their score."""
+def worst(found: DataFrame) -> tuple[findings.Server, ...]:
+    """Return the servers that are worst by their advice, then by their score."""
     traffic = sf.col("month.attempts")
     known = found.where(
         sf.col("month.score").isNotNull() & (traffic >= findings.FEWEST_ATTEMPTS) | (sf.col("urgency") > 1)
     )
-    worst = known.orderBy(sf.desc("urgency"), sf.asc("month.score"), _missing().desc(), traffic.desc(), "server_url")
-    best = known.where(traffic >= findings.FEWEST_ATTEMPTS).orderBy(
-        "urgency", sf.desc("month.score"), traffic.desc(), "server_url"
-    )
-    return worst.limit(findings.MOST_RANKED).collect(), best.limit(findings.MOST_RANKED).collect()
+    order = (sf.desc("urgency"), sf.asc("month.score"), _missing().desc(), traffic.desc(), "server_url")
+    return _listed(known.orderBy(*order))
+
+
+def by_name(found: DataFrame) -> tuple[findings.Server, ...]:
+    """Return the servers in the order of their names."""
+    return _listed(found.orderBy("server_url"), findings.MOST_LISTED)
 
 
 def _missing() -> Column:
@@ -125,9 +126,11 @@ def obligations(found: DataFrame, total: Row, history: Sequence[tuple[date, int,
 
 
 def outages(found: DataFrame, total: Row) -> findings.Outages:
-    """Return the outages of 30 days in all, and the servers with the most of them."""
+    """Return the outages of 30 days in all, and the servers with the most of them, or with one that began earlier."""
     failures = _number("month.failures")
-    most = found.where(failures > 0).orderBy(failures.desc(), sf.desc("month.longest_outage_s"), "server_url")
+    most = found.where(sf.col("month.longest_outage_s") > 0).orderBy(
+        failures.desc(), sf.desc("month.longest_outage_s"), "server_url"
+    )
     return findings.Outages(**_known(total, findings.Outages), servers=_listed(most))
 
 
@@ -175,24 +178,21 @@ def servers_of(
     rows: Iterable[Row],
     days: Sequence[findings.Day],
     availability: Mapping[tuple[str, date], float],
-    hours: Mapping[str, findings.Hours],
     *,
     shown: set[str],
 ) -> tuple[findings.Server, ...]:
-    """Return the servers of the rows, those of `shown` with their days, and the hours of their failures."""
-
-    def daily(url: str) -> tuple[float | None, ...]:
-        return tuple(availability.get((url, each.day)) for each in days) if url in shown else ()
+    """Return the servers of the rows, those of `shown` with their days."""
 
     def server(row: Row) -> findings.Server:
         url = row["server_url"]
-        return replace(_server(row, days, daily(url)), failed_hours=hours.get(url, ()))
+        daily = tuple(availability.get((url, each.day)) for each in days) if url in shown else ()
+        return _server(row, days, daily)
 
     return tuple(map(server, rows))
 
 
-def _listed(ordered: DataFrame) -> tuple[findings.Server, ...]:
-    return tuple(_server(row, (), ()) for row in ordered.limit(findings.MOST_RANKED).collect())
+def _listed(ordered: DataFrame, limit: int = findings.MOST_RANKED) -> tuple[findings.Server, ...]:
+    return tuple(_server(row, (), ()) for row in ordered.limit(limit).collect())
 
 
 def _server(row: Row, days: Sequence[findings.Day], daily: tuple[float | None, ...]) -> findings.Server:
@@ -211,6 +211,7 @@ def _server(row: Row, days: Sequence[findings.Day], daily: tuple[float | None, .
         owed=row["owed"],
         held=row["held"],
         owed_since=instant_of(row["owed_since"]),
+        last_attempt=row["last_attempt"],
         daily=daily,
     )
 

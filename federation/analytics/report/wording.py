@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 NOTHING: Final = "\u2013"
 _THIN: Final = "\u202f"  # a narrow space that does not break
 
+_DATE: Final = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d(?!\d)", re.ASCII)
 _STEPS: Final = ((timedelta(days=1), "d"), (timedelta(hours=1), "h"), (timedelta(minutes=1), "min"))
 
 
@@ -70,6 +72,18 @@ def day_and_year(value: date) -> str:
 
 def moment(value: datetime) -> str:
     return f"{day_and_year(value)}, {value:%H:%M}"
+
+
+def with_dates(text: str) -> str:
+    """Return the text with its dates as the report writes them; what only looks like one stays."""
+    return _DATE.sub(_date, text)
+
+
+def _date(found: re.Match[str]) -> str:
+    try:
+        return day_and_year(date.fromisoformat(found.group()))
+    except ValueError:
+        return found.group()
 
 
 def duration(value: timedelta) -> str:

@@ -81,7 +81,7 @@ def test_a_server_that_shows_another_key_is_told(spark: SparkSession) -> None:
     )
     assert columns(result.schema) == columns(KEY_ANOMALIES)
     [row] = result.collect()
-    told = "shows another signing key than the registered one since 2026-11-02; `federation why` says what to do"
+    told = "shows another signing key than the registered one since 2026-11-02: what is sent to it is held"
     assert (row["kind"], row["server_urls"], row["detail"]) == ("mismatched", [_url("steady")], told)
     assert row["fingerprint"] is not None
 

@@ -49,7 +49,7 @@ def hostile_findings(findings: Findings, *texts: str) -> Findings:
         busiest=(servers[4],),
         actions=dict.fromkeys(Action, 8),
         worst=(servers[0],),
-        best=(servers[1],),
+        servers=(servers[1],),
         errors=(replace(findings.errors[0], code=text()),),
         error_totals={text(): 9, "DATABASE": 1},
         relays=(replace(findings.relays[0], url=text()),),
