@@ -21,7 +21,7 @@ PACKAGES: Final = {
     "pyspark": ("analytics",),
     "redis": ("bullmq", "redis"),
     "sqlalchemy": ("sqlite", "postgres"),
-    "starlette": ("dashboard",),
+    "starlette": ("node", "dashboard"),
     "uvicorn": ("node", "dashboard"),
 }
 """By the name that is imported: the extras that have it, first the one to name where nothing else is known."""

@@ -1,4 +1,4 @@
-"""Alice, and notes that go out in her name: `uvicorn activitypub_fastapi:app` serves them from a node's folder."""
+"""Alice, and notes in her name, in a node's folder: `uvicorn --env-file .env activitypub_fastapi:app` serves them."""
 
 import os
 

@@ -37,6 +37,7 @@ from federation.activitypub.received import (
     new_among,
     note,
 )
+from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
 from workers import Job, RetryPolicy, Snooze, StorageUnavailable
 
@@ -173,10 +174,16 @@ class ReceivedRunner:
         await note(self._database, new, tried, told_of(error))
         if tried % ATTEMPTS == 0:
             self._meter.activity_handled("failed")
-            log.error("received_failed", actor=new.actor, error=type(error).__name__)
+            log.error("received_failed", actor=new.actor, error=type(error).__name__, stack=crash(error)["stack"])
             return None
         self._meter.activity_handled("retried")
-        log.warning("received_not_handled", actor=new.actor, attempt=tried % ATTEMPTS, error=type(error).__name__)
+        log.warning(
+            "received_not_handled",
+            actor=new.actor,
+            attempt=tried % ATTEMPTS,
+            error=type(error).__name__,
+            stack=crash(error)["stack"],
+        )
         return self._retry.delay(tried % ATTEMPTS)
 
 

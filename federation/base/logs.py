@@ -7,6 +7,7 @@ stacks. The latter are also indented, so that none looks like an event.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import traceback
@@ -32,7 +33,7 @@ def configure_logging(level: str = "info") -> None:
     structlog.configure(
         processors=[*_SHARED, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=lambda *_: _Writer(sys.stderr),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler()
@@ -46,6 +47,18 @@ def configure_logging(level: str = "info") -> None:
     root.handlers = [handler]
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger("dotenv").setLevel(logging.ERROR)  # it names no file; `settings.misspelt` does
+
+
+class _Writer(structlog.WriteLogger):
+    """Writes lines as long as anybody takes them: a pipe may have lost its reader, a disk may be full, and whoever logs
+    goes on with his work, and stops when he is told to.
+    """
+
+    def msg(self, message: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the latter: it is closed
+            super().msg(message)
+
+    log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
 
 
 def crash(error: BaseException) -> dict[str, str]:

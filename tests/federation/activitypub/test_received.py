@@ -193,6 +193,7 @@ async def test_what_this_node_handles_alone_keeps_none(arriving: Arriving) -> No
 async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(arriving: Arriving) -> None:
     """It writes nothing, and waits longer each time. Then it has failed, and the same run goes on with the next."""
     tried: list[str] = []
+    message = "secret\x00 of\nthe application"
 
     @arriving.handlers.on("Create")
     async def fail(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
@@ -200,7 +201,7 @@ async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(
         await session.flush()
         tried.append(activity.object["content"])
         if activity.object["content"] == "a":
-            raise ValueError("secret\x00 of\nthe application")
+            raise ValueError(message)
 
     await arriving.arrives("a")
     await arriving.arrives("b")
@@ -218,6 +219,7 @@ async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(
     assert [entry["event"] for entry in logs] == ["received_not_handled"] * (ATTEMPTS - 1) + ["received_failed"]
     handled = samples(arriving.metrics, "federation_activities_handled_total")
     assert handled == {("retried",): ATTEMPTS - 1, ("failed",): 1, ("done",): 1}
+    assert all("in fail\n" in entry["stack"] for entry in logs)
     assert "secret" not in repr(logs)
 
 

@@ -62,3 +62,23 @@ def test_a_person_sees_the_same_of_a_crash() -> None:
     assert "LookupError\n" in finished.stderr
     assert "a library failed" in finished.stderr
     assert SECRET not in finished.stderr
+
+
+def test_who_logs_goes_on_when_nobody_reads_it() -> None:
+    """As behind `federation workers run 2>&1 | head`: what is told to stop would say so first, and never stop."""
+    program = """
+import logging, os, sys
+import structlog
+from federation.base.logs import configure_logging
+
+reading, writing = os.pipe()
+os.dup2(writing, 2)
+os.close(reading)
+configure_logging()
+for _ in range(3):
+    structlog.get_logger().error("stopping")
+    logging.getLogger("asyncio").error("a library")
+print("stopped", flush=True)
+os._exit(0)
+"""
+    assert run(program).stdout == "stopped\n"
