@@ -176,7 +176,8 @@ def retry_received(
     if as_json:
         print_json({"retried": retried})
     else:
-        print_lines([f"{retried} to be handled again"])
+        left = "" if retried or everything else "; `federation activitypub received list` has those that failed"
+        print_lines([f"{retried} to be handled again{left}"])
     if not retried:
         raise typer.Exit(NOT_FOUND)
 

@@ -89,9 +89,9 @@ class Way:
             return f"{by_hand}, and nothing else does"
         match link.state:
             case LinkState.DOWN if self.held:
-                return f"one delivery is sent to it to see if it takes it {probe_time}, and then the others"
+                return f"one delivery is sent to it {probe_time}, to see if it takes it, and then the others"
             case LinkState.DOWN if self.wire != DEFAULT_WIRE:
-                return "the next delivery is held, and sent to it soon to see if it takes it"
+                return "the next delivery is held, and soon sent to it, to see if it takes it"
             case LinkState.DOWN:
                 return f"it is looked at {probe_time}, and once it is back everything held is sent"
             case LinkState.REFUSING:
@@ -106,7 +106,7 @@ class Way:
         hold = link.hold(now)
         if hold is not None and hold.until is not None:
             return f"what waits goes out {_when(hold.until, now)}"
-        if link.release_at is not None:
+        if link.release_at is not None and self.held:
             return f"the next of what is held goes out {_when(link.release_at, now)}"
         return "what is held goes out when its time comes" if self.held else "new deliveries go out at once"
 

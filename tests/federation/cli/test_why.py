@@ -65,7 +65,7 @@ def test_why_begins_with_the_link_and_what_is_held(command: Command) -> None:
     assert re.match(r"  It is down since .* \(.*\), because of CONN_REFUSED: nothing listens on its port; ", state)
     assert re.match("  2 deliveries are held for it, the oldest made .* ago and given up in (7 d|6 d 23 h) .* at", plan)
     assert re.search(
-        r"one delivery is sent to it to see if it takes it in (30|2\d) s \(.*\), and then the others.$", plan
+        r"one delivery is sent to it in (30|2\d) s \(.*\), to see if it takes it, and then the others.$", plan
     )
     assert "attempted" not in "".join(rest)
     assert re.fullmatch(r"  It is unhealthy since \S+ \S+ UTC \([^)]+\)\.", rest[0])
