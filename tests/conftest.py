@@ -24,7 +24,6 @@ from xdist.scheduler import LoadScopeScheduling
 from tests import statements, warm
 from tests.forks import Forks
 from tests.servers import ValkeyProcess, postgres, valkey
-from workers.version import GIVEN, of_commit
 
 SPARK = "tests/federation/analytics/"
 """What needs Spark: the same process runs it all, so that one JVM runs."""
@@ -63,7 +62,6 @@ def pytest_configure(config: pytest.Config) -> None:
     statements.install()
     gc.set_threshold(200_000, 10, 10)  # a tenth of the time would go into collecting garbage
     _trust_one_authority(config)
-    _ask_for_the_version_once()
     if (forks := config.getoption("--forks")) and not config.getoption("--collect-only"):
         config.pluginmanager.register(Forks(forks, together=SPARK))
     config.addinivalue_line("markers", "full: takes long and rarely breaks; runs with --full only")
@@ -82,11 +80,6 @@ def _trust_one_authority(config: pytest.Config) -> None:
     file = Path(directory.name) / "one.pem"
     file.write_text("".join(Path(certifi.where()).read_text().partition(end)[:2]))
     os.environ["SSL_CERT_FILE"] = str(file)
-
-
-def _ask_for_the_version_once() -> None:
-    """Each process that starts would ask git five times, at 5 ms each, and some thousand start."""
-    os.environ[GIVEN] = of_commit()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are shuffled: every process of a run must choose alike

@@ -96,5 +96,6 @@ def test_a_copied_folder_says_what_is_installed(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "shop"\n')
     assert version() is None
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    monkeypatch.setattr(versions, "DISTRIBUTION", "federation-delivery")
+    monkeypatch.undo()
+    monkeypatch.setattr(versions, "_ROOT", tmp_path)
     assert version() == of_commit(tmp_path) == UNKNOWN
