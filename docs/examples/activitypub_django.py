@@ -24,5 +24,4 @@ def show(asked: HttpRequest) -> HttpResponse:  # `actor=` returns documents of y
     return HttpResponse(body, status=status, headers=headers)
 
 
-# Other servers post to inboxes. What posts notes here has no token of Django's, either; a form of yours would have one.
-urlpatterns = [path("notes", csrf_exempt(add_note)), re_path("", csrf_exempt(show))]
+urlpatterns = [path("notes", csrf_exempt(add_note)), re_path("", csrf_exempt(show))]  # neither has a form's token
