@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from typing import Final
 
 from workers.worker import Worker
@@ -62,13 +63,11 @@ async def run_until_stopped(workers: Sequence[Worker]) -> None:
         Exception: what ended one of them; the others were stopped.
     """
     loop = asyncio.get_running_loop()
-    heard = 0
+    said = iter(_SAID)
 
     def stop() -> None:
-        nonlocal heard
-        heard += 1
-        if heard <= len(_SAID):
-            logger.info(_SAID[heard - 1])
+        for words in islice(said, 1):
+            logger.info(words)
         for worker in workers:
             worker.stop()
 

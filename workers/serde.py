@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 _Path: TypeAlias = "tuple[_Path, object] | None"
+_Container: TypeAlias = "dict[object, object] | list[object] | tuple[object, ...]"
 
 
 class Serde(Protocol):
@@ -74,43 +75,37 @@ _TEXT: Final = frozenset((str,))
 
 def odd_key(value: object) -> str | None:
     """Say where a key is no text, or the same text as another; None if JSON returns all keys as they are."""
-    inner: list[tuple[object, _Path]] = [(value, None)]
-    seen: set[int] = set()  # what contains itself is left to the encoder, which refuses it
-    for each, path in inner:  # which grows meanwhile
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        entries: Iterable[tuple[object, object]] = ()
-        if isinstance(each, dict):
-            odd = None if _TEXT.issuperset(map(type, each)) else _first_odd(each, path)
+    for each, path in _containers(value):
+        if isinstance(each, dict) and not _TEXT.issuperset(map(type, each)):
+            odd = _first_odd(each, path)
             if odd is not None:
                 return odd
-            entries = each.items()
-        elif isinstance(each, list | tuple):
-            entries = enumerate(each)
-        inner += [(item, (path, key)) for key, item in entries if isinstance(item, _CONTAINERS)]
     return None
 
 
 def non_finite(value: object) -> list[str]:
     """Say where numbers are NaN or infinite."""
+    if isinstance(value, float):
+        return [] if math.isfinite(value) else ["all of it"]
+    return [
+        _shown((path, key))
+        for each, path in _containers(value)
+        for key, item in (each.items() if isinstance(each, dict) else enumerate(each))
+        if isinstance(item, float) and not math.isfinite(item)
+    ]
+
+
+def _containers(value: object) -> Iterator[tuple[_Container, _Path]]:
+    """Yield the value and all that it contains, each once, if they contain anything, with the path to each."""
     inner: list[tuple[object, _Path]] = [(value, None)]
-    seen: set[int] = set()
-    found: list[str] = []
+    seen: set[int] = set()  # what contains itself is left to the encoder, which refuses it
     for each, path in inner:  # which grows meanwhile
-        if isinstance(each, float):
-            found += [] if math.isfinite(each) else [_shown(path)]
-            continue
-        if id(each) in seen:
+        if id(each) in seen or not isinstance(each, _CONTAINERS):
             continue
         seen.add(id(each))
-        entries: Iterable[tuple[object, object]] = ()
-        if isinstance(each, dict):
-            entries = each.items()
-        elif isinstance(each, list | tuple):
-            entries = enumerate(each)
-        inner += [(item, (path, key)) for key, item in entries if isinstance(item, (*_CONTAINERS, float))]
-    return found
+        yield each, path
+        entries: Iterable[tuple[object, object]] = each.items() if isinstance(each, dict) else enumerate(each)
+        inner += [(item, (path, key)) for key, item in entries if isinstance(item, _CONTAINERS)]
 
 
 def _first_odd(keys: Iterable[object], path: _Path) -> str | None:

@@ -56,7 +56,6 @@ from workers.clock import Clock, monotonic
 from workers.version import version
 
 ACTIVITY_JSON: Final = "application/activity+json"
-"""Of an attempt, whatever it knocked."""
 MOST_REDIRECTS: Final = 2
 LOOK_INTERVAL: Final = timedelta(minutes=10)
 """How often a process looks at one of our own keys."""

@@ -32,7 +32,7 @@ from federation.servers.link_rules import Link
 T = TypeVar("T")
 
 DELIVERY_TIMEOUT: Final = timedelta(seconds=15)
-"""How long one attempt's requests may take in all."""
+"""How long one attempt may ask a server, in all: whatever it knocks, and whoever it is relayed by."""
 LONGEST_ANSWER: Final = timedelta(minutes=5)
 """A wire has limits of its own, far below this one: who waits for it keeps a slot, and a lease, and others out."""
 

@@ -352,11 +352,7 @@ class Federation:
         )
 
     def another(self) -> Federation:
-        """Make a node like this one, with the same wires, for another event loop.
-
-        It has a client, a database and storages of its own, as connections cannot leave their loop, and that database's
-        clock.
-        """
+        """Make a node with the same settings and wires for another event loop, as connections cannot leave theirs."""
         return Federation(self.settings, wires=self._wires, own_queues=self._own_queues)
 
     def worker_storage(self, queue: str) -> Storage:

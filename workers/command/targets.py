@@ -26,6 +26,8 @@ def working_queue(target: str) -> Queue:
         )
     found = _found(target)
     if isinstance(found, Tasks):
+        if not found.handlers():
+            raise CommandError(f"{target} has no task: declare one, `@{target.partition(':')[2]}.task`, in that module")
         return _queue_of(found, target)
     if not found.has_handlers:
         raise CommandError(f"{target} has no handlers; call its execute() with them in that module")
@@ -48,8 +50,6 @@ def queue_of(target: str) -> Queue:
 
 
 def _queue_of(tasks: Tasks, target: str) -> Queue:
-    if not tasks.handlers():
-        raise CommandError(f"{target} has no task: declare one, `@{target.partition(':')[2]}.task`, in that module")
     try:
         return tasks.working_queue()  # which warns of jobs that none of the tasks takes
     except Unsupported:

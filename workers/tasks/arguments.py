@@ -25,12 +25,21 @@ _LOG = logging.getLogger(__name__)
 Hint: TypeAlias = Any
 
 
+class Misfit(ValueError):
+    """A value is not what its annotation says; `dumped` is what was made of it nevertheless."""
+
+    def __init__(self, dumped: object) -> None:
+        super().__init__("it is not what its annotation says")
+        self.dumped = dumped
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     """`load` checks a value, and returns it as its annotation says; `dump` returns it in JSON's types.
 
     `load` raises `ValueError` for a value that does not fit, without quoting it. `dump` raises `TypeError` for keys
-    that would not come back, and `ValueError` for numbers that would not.
+    that would not come back, `ValueError` for numbers that would not, and `Misfit` for what the annotation does not
+    allow.
     """
 
     load: Callable[[object], object]
@@ -95,9 +104,7 @@ def _of_pydantic(hint: Hint) -> Codec:
             return adapter.dump_python(value, mode="json", warnings="error")
         except PydanticSerializationError:
             dumped = adapter.dump_python(value, mode="json", warnings="none")
-        # Of a result: its function has run, so that it cannot be refused.
-        _LOG.warning("a result of type %s is not what its annotation says: %r", type(value).__name__, hint)
-        return dumped
+        raise Misfit(dumped)
 
     return Codec(load, dump)
 
@@ -213,6 +220,8 @@ class Arguments:
     def dump_result(self, result: object) -> object:
         """Return what the function returned in JSON's types; a continuation stays one.
 
+        What its annotation does not allow is told in the log and goes on: the function has run.
+
         Raises:
             UnrecoverableError: it cannot be encoded, as another run's could not.
         """
@@ -220,6 +229,13 @@ class Arguments:
             return result
         try:
             return self.result.dump(result)
+        except Misfit as misfit:
+            _LOG.warning(
+                "%s returned a %s, which its annotation does not allow",
+                self.function.__qualname__,
+                type(result).__name__,
+            )
+            return misfit.dumped
         except (TypeError, ValueError) as error:
             raise UnrecoverableError(
                 f"the function's result of type {type(result).__name__} cannot be encoded: {type(error).__name__}"
@@ -256,6 +272,8 @@ class Arguments:
         problem: Exception
         try:
             return self._codecs[name].dump(value)
+        except Misfit as misfit:
+            return misfit.dumped  # `load` has returned it
         except (TypeError, ValueError) as error:
             problem = reworded(error, f"{name}: {error}")
         raise problem

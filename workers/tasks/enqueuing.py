@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from workers.checks import new_id
+from workers.checks import as_duration, new_id
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.errors import Unsupported
 from workers.jobs import EnqueueStatus
@@ -102,7 +102,7 @@ class Enqueuer:
             name=task.name,
             payload=Encoded(message.payload),
             limit_key=message.limit_key,
-            delay=chosen.wait,
+            delay=chosen.delay,
             priority=chosen.priority,
             max_attempts=task.max_attempts,
             ordering_key=chosen.ordering_key,
@@ -137,4 +137,4 @@ class Enqueuer:
             _LOG.debug("task %r is enqueued without deduplication: no store writes conditionally", messages[0].task)
             return await enqueue(chosen.for_queue())
         marked = partial(enqueue, chosen.for_queue())
-        return await self.marks.once(key.scope, messages[0].id, chosen.wait + key.ttl, marked)
+        return await self.marks.once(key.scope, messages[0].id, as_duration("delay", chosen.delay) + key.ttl, marked)

@@ -56,7 +56,7 @@ class CallOptions:
     connection: object | None = None
 
     def __post_init__(self) -> None:
-        delay = as_duration("delay", self.delay)
+        delay = as_duration("delay", self.delay)  # of both, this is what counts from here on
         object.__setattr__(self, "delay", delay if self.at is None else delay_until(delay or None, self.at))
         object.__setattr__(self, "after", as_jobs(self.after))
         object.__setattr__(self, "after_failure", AfterFailure(self.after_failure))
@@ -66,12 +66,6 @@ class CallOptions:
             if self.deduplication_key is None:
                 raise ValueError("deduplication_ttl is for a deduplication_key; without one, the time is `unique`")
             object.__setattr__(self, "deduplication_ttl", as_period("deduplication_ttl", self.deduplication_ttl))
-
-    @property
-    def wait(self) -> timedelta:
-        """How long the run waits before it is due."""
-        assert isinstance(self.delay, timedelta), "as it was made in the beginning"
-        return self.delay
 
     def mode_of(self, task: Task) -> DeduplicationMode | None:
         """Return how the enqueue is deduplicated; None if it is not."""
@@ -99,7 +93,7 @@ class CallOptions:
 
     def for_queue(self, key: TakenKey | None = None) -> EnqueueOptions:
         """Return what the queue is to know of them."""
-        delay = self.wait
+        delay = as_duration("delay", self.delay)
         lasting = None if key is None else key.lasting
         usual = EnqueueOptions()
         return EnqueueOptions(

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Final, Protocol, cast
 
 from workers.checks import MAX_DELAY, check_text
 from workers.deduplication import Deduplication, DeduplicationMode
 from workers.jobs import AfterFailure, JobRef
+from workers.options import QueueOptions
 from workers.queue import Queue
+from workers.retry import RetryPolicy
 from workers.serde import Encoded, Serde
 from workers.specs import JobSpec
+from workers.storage.base import Storage
+
+CONCURRENCY: Final = 10
+"""How many tasks run at a time where there was no queue that says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,3 +154,22 @@ def _deduplication(options: EnqueueOptions) -> Deduplication | None:
         mode=options.deduplication_mode,
         ttl=None if ttl is None else ttl - options.delay,
     )
+
+
+def queues_of(given: Queue | Storage | TaskQueue | str, retry: RetryPolicy | None) -> tuple[Queue | None, TaskQueue]:
+    """Return our queue, if it is one, and how tasks see it.
+
+    Raises:
+        TypeError: it is no queue.
+        ValueError: a `retry` that the queue would not follow.
+    """
+    if hasattr(given, "native_retrial"):
+        return None, cast(TaskQueue, given)
+    if isinstance(given, str) or hasattr(given, "capabilities"):
+        options = QueueOptions(retry=retry, makes_tables=True)
+        given = Queue(cast("Storage | str", given), concurrency=CONCURRENCY, options=options)
+    elif retry is not None and isinstance(given, Queue):
+        raise ValueError("a Queue has its own retry: Queue(..., options=QueueOptions(retry=...))")
+    if not isinstance(given, Queue):
+        raise TypeError(f"tasks go to a URL, a storage or a queue, not to {given!r}")
+    return given, QueueTasks(given)

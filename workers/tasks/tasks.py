@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, Final, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Final, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from workers.background import background
 from workers.checks import MAX_ATTEMPTS, as_duration, check_text, check_whole, reworded
@@ -34,7 +34,7 @@ from workers.tasks.gathering import gathering, joining
 from workers.tasks.in_memory import InMemory, queue_in_memory
 from workers.tasks.kv_deduplication import KvDeduplication
 from workers.tasks.options import CallOptions, TaskOptions
-from workers.tasks.queue import QueueTasks, TaskMessage, TaskQueue
+from workers.tasks.queue import QueueTasks, TaskMessage, TaskQueue, queues_of
 from workers.tasks.runs import TaskRuns, Times, no_data, recur
 from workers.tasks.typed import Declare, EnqueuedTask, TypedTask, typed_task
 from workers.tasks.unique import Uniqueness, as_period, as_unique
@@ -44,8 +44,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 KV_PREFIX: Final = ("_federation", "task_deduplication")
-CONCURRENCY: Final = 10
-"""How many tasks run at a time where there was no queue that says so."""
 
 
 class Tasks:
@@ -92,7 +90,7 @@ class Tasks:
             raise ValueError(f"deduplication_fallback is 'open' or 'closed', not {deduplication_fallback!r}")
         encode_key(kv_prefix)
         self._url = queue if isinstance(queue, str) else None
-        self._own, tasks_queue = _queues(queue, retry)
+        self._own, tasks_queue = queues_of(queue, retry)
         self._enqueuer = Enqueuer(
             queue=tasks_queue,
             marks=KvDeduplication(kv, kv_prefix) if writes_conditionally(kv) else None,
@@ -212,7 +210,6 @@ class Tasks:
                 if is_handler
                 else typed_task(chosen, fn, make, validate, max_attempts, key, once, self)
             )
-            _check_keys(declared)
             self._declare_limit(chosen, rate, concurrency_per_key, key)
             self._tasks[chosen] = declared
             return declared
@@ -451,12 +448,13 @@ class Tasks:
     ) -> None:
         queue = self._entered.pop()
         if queue not in self._entered:
+            self._working = None
             await queue.stop()
 
     def refuse_to_block(self) -> None:
         """Raise `RuntimeError` where waiting would keep the tasks' own worker from working, in its event loop."""
         loop = _running_loop()
-        if loop is not None and loop is self._working and not loop.is_closed():
+        if loop is not None and loop is self._working:
             raise RuntimeError("result() would block the event loop that runs these tasks; there, await enqueue()")
 
     def enqueue_plain(self, specs: Sequence[JobSpec], connection: object | None = None) -> list[Enqueued]:
@@ -495,35 +493,6 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _queues(given: Queue | Storage | TaskQueue | str, retry: RetryPolicy | None) -> tuple[Queue | None, TaskQueue]:
-    """Return our queue, if it is one, and how tasks see it.
-
-    Raises:
-        TypeError: it is no queue.
-        ValueError: a `retry` that the queue would not follow.
-    """
-    if hasattr(given, "native_retrial"):
-        return None, cast(TaskQueue, given)
-    if isinstance(given, str) or hasattr(given, "capabilities"):
-        options = QueueOptions(retry=retry, makes_tables=True)
-        given = Queue(cast("Storage | str", given), concurrency=CONCURRENCY, options=options)
-    elif retry is not None and isinstance(given, Queue):
-        raise ValueError("a Queue has its own retry: Queue(..., options=QueueOptions(retry=...))")
-    if not isinstance(given, Queue):
-        raise TypeError(f"tasks go to a URL, a storage or a queue, not to {given!r}")
-    return given, QueueTasks(given)
-
-
 async def _only_one(enqueuing: Coroutine[object, object, EnqueuedTasks]) -> Enqueued:
     batch = await enqueuing
     return Enqueued(id=batch.ids[0], status=batch.status)
-
-
-def _check_keys(task: Task) -> None:
-    if not isinstance(task, TypedTask):
-        return
-    named = (() if task.key is None else (task.key,)) + tuple(() if task.unique is None else task.unique.keys)
-    for key in named:
-        if key not in task.arguments.names:
-            known = ", ".join(task.arguments.names) or "none"
-            raise ValueError(f"task {task.name!r}: its key {key!r} is none of its arguments, which are: {known}")

@@ -146,10 +146,7 @@ class TypedTask(Task, Generic[P, R]):
         """The same for code without `async`: `welcome.sync.enqueue(1, connection=session)`."""
         return SyncTask(self, {})
 
-    if not TYPE_CHECKING:  # a type checker says more, as long as they are not there
-
-        def __call__(self, *_args: object, **_kwargs: object) -> None:
-            raise TypeError(f"task {self.name!r} is not called: enqueue(...) queues a run, run(...) runs it here")
+    if not TYPE_CHECKING:  # it would take any name for one that is there
 
         def __getattr__(self, name: str) -> object:
             own = object.__getattribute__(self, "name")  # a copy that is being made has none yet
@@ -290,6 +287,7 @@ def typed_task(
 
     Raises:
         TypeError: an argument that cannot be checked, a `validate` beside its annotations, or a class.
+        ValueError: a key, of its limit or of what is unique, that is none of its arguments.
     """
     if isinstance(fn, type):
         raise TypeError(f"task {name!r}: a task is a function, or a coroutine function, not a class")
@@ -302,6 +300,10 @@ def typed_task(
     task: TypedTask[..., object] = TypedTask(
         name, make(as_handler(arguments)), arguments.decoded, max_attempts, key, unique, owner, arguments
     )
+    for each in (() if key is None else (key,)) + tuple(() if unique is None else unique.keys):
+        if each not in arguments.names:
+            known = ", ".join(arguments.names) or "none"
+            raise ValueError(f"task {name!r}: its key {each!r} is none of its arguments, which are: {known}")
     return task
 
 

@@ -38,6 +38,7 @@ USUAL: Final = timedelta(milliseconds=60)
 LONGEST_STAY: Final = timedelta(seconds=5)
 SILENT_FIRST_BYTE: Final = timedelta(seconds=5)
 SILENT_FOR: Final = timedelta(seconds=30)
+"""As long as a link takes to fall, and no longer than the pause before the first look at one that has fallen."""
 MOST_BYTES: Final = 64 * 1024 * 1024
 SHARE: Final = 5
 """No server has more than one part in this many of the room."""

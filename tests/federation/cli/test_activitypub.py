@@ -85,7 +85,9 @@ def test_what_others_sent_is_listed_and_retried(activitypub: Command) -> None:
     assert listed("--after", "1") == listed()[1:]
     for wrong in ((), ("1", "--all"), ("x",)):
         assert activitypub("activitypub", "received", "retry", *wrong).status == 2
-    assert activitypub("activitypub", "received", "retry", "2", "3", "9").status == 1
+    none = activitypub("activitypub", "received", "retry", "2", "3", "9")
+    assert none.status == 1
+    assert none.stdout == "0 to be handled again; `federation activitypub received list` has those that failed\n"
     assert activitypub("activitypub", "received", "retry", "1", "2").stdout == "1 to be handled again\n"
     assert listed()[0] == ("one", "new")
     assert activitypub("activitypub", "received", "retry", "--all").stdout == "1 to be handled again\n"

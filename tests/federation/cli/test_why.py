@@ -18,10 +18,12 @@ from db import (
     Server,
 )
 from db.deliveries import AttemptOutcome
+from federation.admin.servers.ways import Way
 from federation.base.queues.job_data import POST_JOB
 from federation.base.settings.settings import OLD_KEY_VARIABLES
 from federation.protocol.keys import generate_own_keys
 from federation.runtime.composition import Federation
+from federation.servers.link_rules import Link
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, fall, give_up, know, on_the_node, owe, put_on_hold
 
@@ -92,6 +94,14 @@ def test_why_tells_what_else_holds_deliveries(
     on_the_node(happens)
     done = command("why", PEER)
     assert (done.status, told in done.stdout) == (1, True)
+
+
+def test_a_release_with_nothing_left_to_release_keeps_nothing_back() -> None:
+    """Until it has ended; what comes meanwhile goes out."""
+    now = datetime.now(UTC)
+    link = Link(server_url=PEER, since=now, release_at=now + timedelta(seconds=1))
+    way = Way(wire=link.wire, link=link, held=0, oldest_held=None)
+    assert list(way.sentences(now, max_age=None))[1] == "Nothing is held for it; new deliveries go out at once."
 
 
 @pytest.mark.parametrize(

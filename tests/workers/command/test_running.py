@@ -94,7 +94,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (tmp_path / "hollow.py").write_text("import surely_not_installed\n")
     (tmp_path / "broken.py").write_text("raise RuntimeError('at import')\n")
-    (tmp_path / "idle.py").write_text("from workers import Tasks\napp = Tasks('memory://')\n")
+    (tmp_path / "idle.py").write_text(f"from workers import Tasks\napp = Tasks('file://{tmp_path}/jobs')\n")
     (tmp_path / "working.py").write_text(
         "from workers import Tasks\napp = Tasks('memory://')\n@app.task\nasync def hello() -> None: ...\napp.run()\n"
     )
@@ -126,6 +126,13 @@ def test_what_cannot_be_run_is_said(arguments: list[str], told: str, capsys: pyt
     assert told in error
     assert "secret" not in error
     assert "Traceback" not in error or "broken" in arguments[0]
+
+
+@pytest.mark.usefixtures("modules")
+def test_tasks_that_others_declare_need_none_of_their_own_to_be_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only who runs them needs some."""
+    assert main(["stats", "idle:app"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from tests.patience import PATIENCE_SECONDS, until
 from tests.workers.manual import ROOT
-from workers import JobState, Queue, StorageError, Tasks, Unsupported
+from workers import JobState, JobTimeoutError, Queue, StorageError, Tasks, Unsupported
 from workers.command import main
 from workers.storage import open_storage
 from workers.storage.sql import SqlStorage
@@ -197,6 +197,8 @@ async def test_plain_code_does_not_wait_where_the_worker_runs(tmp_path: Path) ->
         with pytest.raises(RuntimeError, match="would block the event loop that runs these tasks"):
             double.sync.enqueue(1).result()
         assert await asyncio.to_thread(lambda: double.sync.enqueue(2).result(PATIENCE)) == 4
+    with pytest.raises(JobTimeoutError):  # nobody works here any more: another process may
+        double.sync.enqueue(3).result(timedelta(milliseconds=1))
 
 
 async def test_tasks_of_another_queue_are_run_by_it(tmp_path: Path) -> None:

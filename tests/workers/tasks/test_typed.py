@@ -123,8 +123,9 @@ async def test_a_number_that_json_has_not_is_refused_and_not_made_null(
 
     measure.__annotations__["given"] = hint
     task: Any = tasks.task(measure)
-    value = [[math.inf]] if hint is list else {"a": [1.5, math.nan]}
-    with pytest.raises(ValueError, match=r"NaN and infinity|Out of range"):
+    value, where = ([[math.inf]], r"\[0\]\[0\]") if hint is list else ({"a": [1.5, math.nan]}, r"\['a'\]\[1\]")
+    refused = f"given: NaN and infinity .*; this is one: {where}$" if library == "pydantic" else "Out of range"
+    with pytest.raises(ValueError, match=refused):
         await task.enqueue(value)
     assert not any((await queue.counts()).values())
 
@@ -176,7 +177,7 @@ async def test_a_result_that_its_annotation_does_not_allow_is_an_error_of_who_wa
         enqueued = await count.enqueue()
         with pytest.raises(ValueError, match=f"^job '{enqueued.id}' has completed with a result that its annotation"):
             await enqueued.result(PATIENCE)
-    assert "a result of type str is not what its annotation says: <class 'int'>" in caplog.text
+    assert "count returned a str, which its annotation does not allow" in caplog.text
     assert "secret" not in caplog.text
     assert not recwarn.list
 
@@ -186,8 +187,6 @@ def test_what_other_queues_call_it_is_told(tasks: Tasks) -> None:
     async def hello(name: str) -> None: ...
 
     task: Any = hello
-    with pytest.raises(TypeError, match=r"task 'hello' is not called: enqueue\(...\) queues a run"):
-        task("bob")
     with pytest.raises(AttributeError, match=r"task 'hello' has no 'delay': here it is enqueue"):
         task.delay("bob")
     with pytest.raises(AttributeError, match=r"task 'hello' has no 'colour'$"):
