@@ -37,7 +37,6 @@ from db import (
     QueueSighting,
     Server,
     ServerHealthEvent,
-    copying,
 )
 from db.columns import TextEnum, UtcDateTime
 from db.copying import LEFT, SEEDED, CopyError, copy_database
@@ -46,10 +45,8 @@ from db.migrate import upgrade
 from db.url import parse_url
 from tests.patience import PATIENCE_SECONDS
 
-BATCH = 20
-"""So that few rows are several batches."""
-ROWS = 45
-"""More than two of them."""
+ROWS = 450
+"""More than two batches."""
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 TABLES = FederationTable.metadata.sorted_tables
@@ -105,11 +102,6 @@ def fill(connection: Connection, tables: Sequence[Table], rows: int) -> None:
         if table.name not in SEEDED:
             values = [{c.name: value_of(c, number) for c in table.columns} for number in range(rows)]
             connection.execute(insert(table), values)
-
-
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "BATCH", BATCH)
 
 
 @pytest.fixture(scope="module")
