@@ -13,7 +13,6 @@ attempts.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
@@ -37,6 +36,7 @@ from federation.activitypub.received import (
     new_among,
     note,
 )
+from federation.activitypub.time_limit import Blocked, time_limit
 from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
 from workers import Job, RetryPolicy, Snooze, StorageUnavailable
@@ -158,10 +158,14 @@ class ReceivedRunner:
                 if done.rowcount == 0:
                     return
                 is_begun = True
-                async with asyncio.timeout(self._limit.total_seconds()):
-                    await self._own.handle(session, activity, prepared)
-                    for function in functions:
-                        await call(function, session, activity)
+                try:
+                    async with time_limit(self._limit):
+                        await self._own.handle(session, activity, prepared)
+                        for function in functions:
+                            await call(function, session, activity)
+                except Blocked:
+                    await connection.invalidate()
+                    raise
             self._meter.activity_handled("done")
         except (SQLAlchemyError, StorageUnavailable) as error:
             if is_begun or isinstance(error, DataError):  # the latter is the sender's: it will not pass

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -425,6 +428,60 @@ async def test_handlers_that_take_too_long_have_failed(arriving: Arriving) -> No
     assert await arriving.run("a", runner=arriving.runner(limit=timedelta(milliseconds=1))) == timedelta(seconds=10)
     row = (await arriving.rows())["a"]
     assert (row.attempts, row.last_error, await arriving.written()) == (1, "TimeoutError: ", [])
+
+
+def compute() -> None:
+    while True:
+        pass
+
+
+def try_for_ever() -> None:
+    while True:
+        try:
+            time.sleep(3600)
+        except Exception:
+            continue
+
+
+def forget() -> None:
+    with suppress(BaseException):
+        time.sleep(3600)
+    time.sleep(3600)
+
+
+def ask() -> None:
+    asked, silent = socket.socketpair()
+    with asked, silent:
+        asked.recv(1)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("block", "is_plain"), [(compute, True), (try_for_ever, True), (forget, False), (ask, False)]
+)
+async def test_handlers_that_never_wait_have_failed_too(
+    arriving: Arriving, block: Callable[[], None], *, is_plain: bool
+) -> None:
+    """The event loop is others' again, the transaction is undone, and the log shows where it was."""
+
+    async def hang(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        session.add(effect(activity))
+        block()
+
+    def hang_plainly(session: Session, activity: IncomingActivity, actor: str) -> None:
+        session.add(effect(activity))
+        block()
+
+    arriving.handlers.on("Create")(hang_plainly if is_plain else hang)
+    await arriving.arrives("a")
+    with capture_logs() as logs:
+        paused = await arriving.run("a", runner=arriving.runner(limit=timedelta(milliseconds=1)))
+    assert paused == timedelta(seconds=10)
+    row = (await arriving.rows())["a"]
+    assert (row.attempts, await arriving.written()) == (1, [])
+    assert str(row.last_error).startswith("Blocked: it kept the event loop to itself")
+    assert block.__name__ in logs[-1]["stack"]
+    assert await arriving.arrives("b")  # on SQLite nobody could write
 
 
 @pytest.mark.timeout(60)
