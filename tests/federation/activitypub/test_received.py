@@ -456,9 +456,7 @@ def ask() -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("block", "is_plain"), [(compute, True), (try_for_ever, True), (forget, False), (ask, False)]
-)
+@pytest.mark.parametrize(("block", "is_plain"), [(compute, True), (try_for_ever, True), (forget, False), (ask, False)])
 async def test_handlers_that_never_wait_have_failed_too(
     arriving: Arriving, block: Callable[[], None], *, is_plain: bool
 ) -> None:
