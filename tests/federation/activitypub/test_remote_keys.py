@@ -360,7 +360,7 @@ async def test_one_key_is_fetched_once_whoever_waits(scene: Scene) -> None:
     server = scene.server
     release = held(server)
     waiting = [asyncio.create_task(scene.pem()) for _ in range(MOST_WAITING + 5)]
-    await until(lambda: server.hits)
+    await until(lambda: sum(task.done() for task in waiting) == 5)
     release.set()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert outcomes.count(public_pem(scene.bob.key)) == MOST_WAITING
@@ -406,7 +406,7 @@ async def test_a_server_is_asked_for_some_keys_at_a_time(scene: Scene) -> None:
     actors = [RemoteActor(scene.server, f"/users/{number}") for number in range(MOST_NEW_PER_ORIGIN + 3)]
     release = held(scene.server)
     waiting = [asyncio.create_task(scene.pem(each.key_id, client=each.path)) for each in actors]
-    await until(lambda: scene.server.hits == MOST_NEW_PER_ORIGIN)
+    await until(lambda: (scene.server.hits, sum(task.done() for task in waiting)) == (MOST_NEW_PER_ORIGIN, 3))
     async with MisbehavingServer() as other:
         await scene.pem(RemoteActor(other).key_id)
     release.set()
