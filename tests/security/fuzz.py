@@ -13,7 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-INSTRUMENTED: Final = ["federation.protocol", "federation.servers.blacklist_rules", "federation.http.messages", "json"]
+INSTRUMENTED: Final = [
+    *(
+        "federation.protocol",
+        "federation.servers.blacklist_rules",
+        "federation.http.messages",
+        "federation.activitypub",
+    ),
+    *("workers.cron", "workers.dashboard", "workers.metadata", "workers.serde", "workers.storage", "json"),
+]
 COSTS: Final = 20
 """So many inputs of others for one of a costly reader."""
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from random import Random
+from datetime import timedelta
 from typing import Final
 
 from pydantic import BaseModel, ValidationError
@@ -35,57 +33,9 @@ from federation.protocol.urls import canonical_origin, host_of
 from federation.sealed.outbound.answers import post_ack_mismatch
 from federation.servers.blacklist_rules import canonical_rule, rules_covering
 from tests.federation.protocol.vectors import FOLLOW, FOLLOW_ACK, POST, A, B
-
-LARGEST: Final = 1 << 20
-NOW: Final = datetime(2026, 1, 2, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """`read` returns or raises one of `refusals`, whatever it is given; `seeds` it takes, or nearly."""
-
-    read: Callable[[bytes], None]
-    seeds: tuple[bytes, ...]
-    refusals: tuple[type[Exception], ...] = (ProtocolError,)
-    costly: bool = False
-    """Most of its time is cryptography, which other inputs do not reach more of."""
-
-
-_TOKENS: Final = (
-    *(
-        b'"',
-        b"\\",
-        b"\\u0000",
-        b"\\ud800",
-        b"\x00",
-        b"[" * 99,
-        b"1e999",
-        b"-0",
-        b"null",
-        b"{}",
-        b"0",
-        b",",
-        b"%",
-        b"\n",
-    ),
-    *(b"\xed\xa0\x80", b"\xe2\x80\xae", b"\xff", b"9" * 20),
-)
-
-
-def altered(data: bytes, random: Random) -> bytes:
-    """*data* with one to three places of it replaced: by something that often breaks a reader, by noise, by nothing."""
-    for _ in range(random.randint(1, 3)):
-        start = random.randint(0, len(data))
-        end = start + random.choice((0, 1, 8, len(data)))
-        data = (
-            data[:start] + random.choice((random.choice(_TOKENS), random.randbytes(random.randint(0, 8)))) + data[end:]
-        )
-    return data
-
-
-def _text(data: bytes) -> str:
-    """Any bytes as a text such as JSON can hold: with lone surrogates for what is no UTF-8."""
-    return data.decode("utf-8", "surrogateescape")
+from tests.security.activity_readers import ACTIVITY_READERS
+from tests.security.queue_readers import QUEUE_READERS
+from tests.security.reading import LARGEST, NOW, Reader, text_of
 
 
 def _json(data: bytes) -> None:
@@ -102,13 +52,13 @@ def _envelope(data: bytes) -> None:
 
 
 def _signature(data: bytes) -> None:
-    text, _, signature = _text(data).partition("\n")
+    text, _, signature = text_of(data).partition("\n")
     assert not verify_signature(text, signature, A.keys.signing.public_text)
 
 
 def _model(model: type[BaseModel]) -> Callable[[bytes], None]:
     def read(data: bytes) -> None:
-        parse_model(model, _text(data))
+        parse_model(model, text_of(data))
 
     return read
 
@@ -149,7 +99,7 @@ def _challenges(data: bytes) -> None:
 
 
 def _url(data: bytes) -> None:
-    text = _text(data)
+    text = text_of(data)
     assert list(rules_covering(text, labels=5))
     origin = canonical_origin(text)
     assert canonical_origin(origin) == origin
@@ -158,12 +108,12 @@ def _url(data: bytes) -> None:
 
 
 def _rule(data: bytes) -> None:
-    rule = canonical_rule(_text(data))
+    rule = canonical_rule(text_of(data))
     assert canonical_rule(rule) == rule
 
 
 def _relay_target(data: bytes) -> None:
-    relay_target(_text(data))
+    relay_target(text_of(data))
 
 
 def _moment(data: bytes) -> None:
@@ -172,7 +122,7 @@ def _moment(data: bytes) -> None:
 
 
 def _pause(data: bytes) -> None:
-    pause = Response(status=429, headers={"retry-after": _text(data)}, body=b"").retry_after(NOW)
+    pause = Response(status=429, headers={"retry-after": text_of(data)}, body=b"").retry_after(NOW)
     assert pause is None or pause >= timedelta(0)
 
 
@@ -189,11 +139,11 @@ def _job(data: bytes) -> None:
 
 
 def _follow_ack(data: bytes) -> None:
-    parse_model(FollowAck, _text(data))
+    parse_model(FollowAck, text_of(data))
 
 
 def _method(data: bytes) -> None:
-    parse_method(_text(data))
+    parse_method(text_of(data))
 
 
 def _wire(**members: object) -> bytes:
@@ -305,4 +255,6 @@ READERS: Final = {
         (_wire(deliveryJobId="1", targetUrl="https://b.example/x", serverUrl="https://b.example", payload="{}"),),
         (ProtocolError, ValidationError),
     ),
+    **ACTIVITY_READERS,
+    **QUEUE_READERS,
 }

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from tests.security.readers import READERS, altered
+from tests.security.readers import READERS
+from tests.security.reading import altered
 
 INPUTS = 10_000
 
@@ -21,7 +22,7 @@ def test_whatever_is_written_is_read_or_refused(name: str) -> None:
         except reader.refusals:
             pass
         except Exception as error:
-            error.add_note(f"the {name} reader was given {data!r}")
+            error.add_note(f"the {name} reader was given {data[:500]!r}")
             raise
 
 

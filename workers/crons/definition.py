@@ -150,7 +150,7 @@ class KeptCron:
         """
         try:
             return cls._decoded(name, json.loads(body))
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise StorageError(f"cron {name!r} is not as this version writes it; use the version that did") from error
 
     @classmethod

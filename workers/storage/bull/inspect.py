@@ -287,7 +287,7 @@ def _stall(text: bytes | None) -> ErrorInfo | None:
     try:
         worker, *numbers = json.loads(text.decode(errors="surrogateescape")) if text else []
         attempts, most, stalls, allowed = map(int, numbers)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return stalled_error(
         worker=str(worker) or None, attempts=attempts, max_attempts=most, stalls=stalls, max_stalls=allowed

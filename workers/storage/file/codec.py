@@ -228,6 +228,9 @@ def key_entry(key: str, holder: KeyHolder | None) -> Entry:
     return ("m", key) if holder is None else ("m", key, holder.job_id, holder.mode.value, number_of(holder.until))
 
 
+_BAD: Final = (ValueError, TypeError, KeyError, IndexError, StopIteration, OverflowError, RecursionError)
+
+
 def decode(frame: Frame) -> list[Change]:
     """Return the changes that the frame's entries describe.
 
@@ -237,7 +240,7 @@ def decode(frame: Frame) -> list[Change]:
     blobs = _Blobs(frame.blobs)
     try:
         changes = [_decode(iter(entry), blobs) for entry in json.loads(frame.entries)]
-    except (ValueError, TypeError, KeyError, IndexError, StopIteration, OverflowError) as error:
+    except _BAD as error:
         raise BadEntry(f"{type(error).__name__}") from error
     if blobs.left:
         raise BadEntry("bytes that belong to no entry")

@@ -87,7 +87,7 @@ class Quarantine(ABC):
     def _entry(self, raw: str, written: str) -> SetAside:
         try:
             reason, at_ms, _ = json.loads(written)
-        except (ValueError, TypeError):  # not written by us
+        except (ValueError, TypeError, RecursionError):  # not written by us
             reason, at_ms = "", 0
         return SetAside(id=self._name(raw), reason=str(reason), at=moment(whole(at_ms)))
 

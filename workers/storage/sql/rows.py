@@ -166,7 +166,7 @@ def decode_error(value: str | None) -> ErrorInfo | None:
         if isinstance(found, dict):  # made by `workers_release` of PostgreSQL
             return _error_of_dependency(found)
         kind, message, stack, exhausted = found
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ErrorInfo(type="CorruptRecord", message="the stored error was changed by somebody else")
     return ErrorInfo(type=str(kind), message=str(message), stack=str(stack), exhausted=bool(exhausted))
 
@@ -200,7 +200,7 @@ def decode_backoff(value: str | None) -> RetryPolicy | None:
         return RetryPolicy(
             initial=timedelta(seconds=initial), multiplier=multiplier, maximum=timedelta(seconds=maximum), jitter=jitter
         )
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
 
 
