@@ -34,6 +34,7 @@ class Needs:
             "reap": Need(lambda _: self.queues.first_lease_end(), DAY),
             "tick": Need(lambda _: self.queues.first_recurrence(), DAY),
             "renew": Need(self._renewal, DAY),
+            "look-for-unserved": Need(None, DAY),  # each process serves every name
         }
 
     def _first_look(self, now: float) -> float:
