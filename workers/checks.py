@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from datetime import timedelta
@@ -86,6 +87,17 @@ def check_callable(what: str, value: object) -> None:
     """
     if not callable(value):
         raise TypeError(f"{what} is something to call, not {value!r}")
+
+
+def check_function(what: str, value: object) -> None:
+    """Accept what can be called and ends with a result.
+
+    Raises:
+        TypeError: it cannot, or it is a generator, of whose body nobody would run a line.
+    """
+    check_callable(what, value)
+    if inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value):
+        raise TypeError(f"{what} returns what it gives, and does not `yield` it as {value.__qualname__} does")
 
 
 def check_progress(value: bytes) -> None:

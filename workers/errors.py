@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from workers.checks import as_duration
 from workers.retention import Retention, check_retention
@@ -22,7 +22,20 @@ STACK_CHARACTERS: Final = 8_000
 
 
 class WorkersError(Exception):
-    """Root of every error this package defines."""
+    """Root of every error this package defines. They travel between processes, as those of a pool do, and are copied.
+
+    By itself an exception is made again from its message, which most of these do not take.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple[object, ...], dict[str, object]]:
+        return _remade, (type(self), *self.args), self.__dict__
+
+
+T = TypeVar("T", bound=WorkersError)
+
+
+def _remade(kind: type[T], *args: object) -> T:
+    return kind.__new__(kind, *args)
 
 
 class StorageUnavailable(WorkersError):
@@ -312,10 +325,10 @@ def _stack(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:  # somebody's `__str__`, which must not keep the attempt from ending
+    except BaseException as broken:  # of somebody's `__str__`, which must not keep the attempt from ending
         return f"(its message cannot be read: {type(broken).__name__})"
 
 
 def _storable(text: str) -> str:
     """Escape lone surrogates, as in the names of files that are not UTF-8."""
-    return text.encode(errors="backslashreplace").decode()
+    return str.encode(text, errors="backslashreplace").decode()  # its class may be somebody's

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from workers.checks import new_id, reworded
+from workers.checks import check_function, new_id, reworded
 from workers.jobs import EnqueueStatus
 from workers.queue import Queue
 from workers.specs import Enqueued, JobSpec
@@ -294,6 +294,7 @@ def typed_task(
     if validate is not None:
         raise TypeError(f"task {name!r}: its annotations say what its arguments are; leave `validate` out")
     try:
+        check_function("a task", fn)
         arguments = Arguments(fn)
     except TypeError as error:
         raise TypeError(f"task {name!r}: {error}") from None

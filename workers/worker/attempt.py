@@ -48,7 +48,7 @@ from workers.jobs import (
 )
 from workers.retry import RetryPolicy
 from workers.serde import Serde
-from workers.worker.failures import NamedBackoffs, ends_the_job, policy_after, settlement_of_failure
+from workers.worker.failures import NamedBackoffs, decision_in, ends_the_job, policy_after, settlement_of_failure
 from workers.worker.handlers import (
     AttemptContext,
     Handler,
@@ -80,11 +80,17 @@ async def call(handler: Handler, context: AttemptContext, middlewares: Sequence[
 
 async def invoke(function: HandlerFunction, job: Job) -> object:
     """Return what the function returns; a plain one runs in a thread of its own."""
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        result = function(job)
-    else:
-        result = await _in_thread(function, job)
-    return await result if inspect.isawaitable(result) else result
+    try:
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            result = function(job)
+        else:
+            result = await _in_thread(function, job)
+        return await result if inspect.isawaitable(result) else result
+    except BaseExceptionGroup as group:
+        decision = decision_in(group)
+        if decision is group:
+            raise
+        raise decision from group
 
 
 async def _in_thread(function: HandlerFunction, job: Job) -> object:
@@ -342,14 +348,14 @@ class Runner:
             result = await self._bounded(handler, context, attempt.claim.timeout)
             attempt.phase = Phase.ENDED
             settlement: Settlement | None = attempt.settled or self.success(attempt, result)
-            error = None
+            error: BaseException | None = None
         except BaseException as caught:
             if isinstance(caught, GeneratorExit) and not _runs(task):
                 raise  # the loop is being torn down: awaiting anything more is an error
             attempt.phase = Phase.ENDED
             _pass_on_foreign_cancellation(attempt, caught)
-            policy = self._policy(attempt.claim, caught, fallback)
-            settlement, error = _settlement_of(attempt, caught, policy), caught
+            error = decision_in(caught)  # a middleware may have a group of its own
+            settlement = _settlement_of(attempt, error, self._policy(attempt.claim, error, fallback))
         if attempt.signal.reason is SignalReason.LEASE_LOST or attempt.is_abandoned:
             settlement = None
         duration = timedelta(seconds=monotonic() - started)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
 from workers.details import JobDetails, JobReader
-from workers.errors import Retry, StalledError, UnrecoverableError, WorkersError
+from workers.errors import Retry, StalledError, UnrecoverableError, WaitForChildren, WorkersError
 from workers.jobs import Claim, ErrorInfo, Failed, JobRecord, JobState, JobStatus, Retried
 from workers.retry import BackoffStrategy, NamedBackoff, RetryPolicy
 
@@ -37,6 +37,34 @@ def settlement_of_failure(
         counted=_is_counted(error),
         snoozed=isinstance(error, Retry) and error.snoozed,
     )
+
+
+def decision_in(error: BaseException) -> BaseException:
+    """Return what the handler has decided, if it did so in an `asyncio.TaskGroup`, which wraps what its tasks raise.
+
+    An `UnrecoverableError` decides whatever else the group holds, a `Retry` where there is nothing but such, and a
+    counted one before a `Snooze`. Any other error is itself.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    raised = list(_leaves(error))
+    final = next((one for one in raised if isinstance(one, UnrecoverableError)), None)
+    if final is not None:
+        return final
+    if all(isinstance(one, Retry) for one in raised):
+        return max(raised, key=_is_counted)
+    return raised[0] if all(isinstance(one, WaitForChildren) for one in raised) else error
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the exceptions in it and in the groups in it, which may be nested deeper than Python's stack."""
+    inner: list[BaseException] = [group]
+    while inner:
+        one = inner.pop(0)
+        if isinstance(one, BaseExceptionGroup):
+            inner[:0] = one.exceptions
+        else:
+            yield one
 
 
 def policy_after(error: BaseException, policy: RetryPolicy | None, fallback: RetryPolicy) -> RetryPolicy:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
-from workers.checks import as_lease, as_positive, check_callable
+from workers.checks import as_lease, as_positive, check_function
 from workers.ends import EndedJob
 from workers.errors import ErrorInfo, LossReason, UnknownJobError, Unsupported
 from workers.flows import Children, EnqueuedFlow, FlowJob
@@ -383,7 +383,7 @@ class Handler:
     timeout: timedelta | None = None
 
     def __post_init__(self) -> None:
-        check_callable("a handler", self.fn)
+        check_function("a handler", self.fn)
         check_policy("a handler's retry", self.retry)
         if self.lease is not None:
             object.__setattr__(self, "lease", as_lease("a handler's lease", self.lease))

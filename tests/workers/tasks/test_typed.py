@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -346,6 +346,12 @@ def test_a_function_that_cannot_be_a_task_is_refused(tasks: Tasks) -> None:
 
         @tasks.task("checked", validate=lambda data: data)
         async def checked(user: int) -> None: ...
+
+    with pytest.raises(TypeError, match=r"task 'lines': a task returns what it gives, and does not `yield` it"):
+
+        @tasks.task
+        def lines(text: str) -> Iterator[str]:
+            yield from text.splitlines()
 
     @tasks.task
     async def twice() -> None: ...

@@ -358,10 +358,26 @@ async def test_no_exception_of_a_handler_ends_the_worker(error: BaseException, t
 
 class Unspeakable(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("not even its message")
+        raise self.args[0]
 
 
-@pytest.mark.parametrize("error", [Unspeakable(), ValueError("\ud800 \x00")], ids=["no message", "no text"])
+class Unencodable(str):
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        raise RuntimeError("a text of a class of its own")
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        return Unencodable("odd")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unspeakable(RuntimeError()), Unspeakable(SystemExit(1)), Odd(), ValueError("\ud800 \x00")],
+    ids=["no message", "an exit", "no plain text", "no text"],
+)
 async def test_an_exception_that_cannot_be_told_still_fails_the_job(error: Exception) -> None:
     """A message that cannot be made, or not be stored, does not keep the attempt from ending."""
     storage = MemoryStorage()
