@@ -26,7 +26,7 @@ def activitypub(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
 @pytest.mark.parametrize(
     "arguments",
     [("actors", "list"), ("actors", "add", ALICE), ("actors", "remove", ALICE, "--yes"), ("keys", "list"),
-     ("keys", "rotate", ALICE), ("received", "list"), ("received", "retry", "--all"), ("gone",)],
+     ("keys", "rotate", ALICE), ("follows",), ("received", "list"), ("received", "retry", "--all"), ("gone",)],
     ids=" ".join,
 )  # fmt: skip
 def test_where_it_is_off_a_command_says_what_turns_it_on(command: Command, arguments: tuple[str, ...]) -> None:
