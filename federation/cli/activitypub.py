@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from federation.cli.lists import print_list
-from federation.cli.options import AsJson, Columns, Limit, Wide, Yes, duration, group
+from federation.cli.options import MOST_ROWS, AsJson, Columns, Limit, Wide, Yes, duration, group
 from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table
 from federation.cli.problems import NOT_FOUND, fail
@@ -151,7 +151,9 @@ def list_received(
     ] = None,
     actor: Annotated[str | None, typer.Option("--actor", metavar="ACTOR", help="Only what this actor sent.")] = None,
     limit: Limit = 100,
-    after: Annotated[int | None, typer.Option("--after", metavar="NUMBER", help="Go on after this one.")] = None,
+    after: Annotated[
+        int | None, typer.Option("--after", metavar="NUMBER", help="Go on after this one.", min=0, max=MOST_ROWS)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List activities that others sent, in the order of arrival, without their texts."""
@@ -179,24 +181,28 @@ def list_received(
 @received_app.command("retry")
 def retry_received(
     numbers: Annotated[
-        list[int] | None, typer.Argument(metavar="[NUMBER]...", help="Only these.", show_default=False)
+        list[int] | None,
+        typer.Argument(metavar="[NUMBER]...", help="Only these.", min=0, max=MOST_ROWS, show_default=False),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every one that failed.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every one that failed, or waits for its next attempt.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have activities that failed handled again, up to five times more."""
+    """Have activities that failed handled again, up to five times more; and now what waits for its next attempt."""
     from federation.admin import received
 
     if bool(numbers) == everything:
         raise typer.BadParameter("give numbers, as `list` shows them, or --all")
     asked = order("activitypub received retry", numbers=numbers, all=everything)
-    retried = with_node(lambda node: received.retry(node, numbers or None, order=asked))
+    done = with_node(lambda node: received.retry(node, numbers or None, order=asked))
+    is_none = not done.retried and not done.hurried
     if as_json:
-        print_json({"retried": retried})
+        print_json(done)
     else:
-        left = "" if retried or everything else "; `federation activitypub received list` has those that failed"
-        print_lines([f"{retried} to be handled again{left}"])
-    if not retried:
+        left = ["`federation activitypub received list` has those that failed, or wait"]
+        print_lines(["; ".join([*done.sentences(), *(left if is_none and not everything else [])])])
+    if is_none:
         raise typer.Exit(NOT_FOUND)
 
 
