@@ -147,6 +147,23 @@ class ReceivedJobs:
 
         return len(await self._written(write))
 
+    async def hurry(self, numbers: Iterable[int] | None = None, *, record: Record = UNRECORDED) -> int:
+        """Have activities tried now that wait for their next attempt: those with these numbers, or all.
+
+        Return how many there were, which is also put on record. What waits for an older one of its actor is left alone.
+
+        Raises:
+            SQLAlchemyError, StorageUnavailable: the database or the queue failed; what was done by then stays.
+        """
+        statement, values = (_HOLDING, {}) if numbers is None else (_SOME_HOLDING, {"numbers": sorted(set(numbers))})
+        hurried = after = 0
+        while page := await self._database.rows(statement, {**values, "after": after}):
+            await self._queue.start()
+            hurried += await self._queue.storage.promote([each.job_id for each in new_among(page)])
+            after = page[-1].number
+        await self._database.transact(lambda connection: record.add(connection, hurried))
+        return hurried
+
     async def sweep(self) -> Mapping[str, int]:
         """Add the jobs of activities that have none, or were never begun although theirs has failed.
 
@@ -223,11 +240,10 @@ TABLE: Final = ReceivedActivity.__table__  # type: ignore[attr-defined] # SQLMod
 IS_NEW: Final = TABLE.c.state == ReceivedState.NEW
 _OLDER: Final = TABLE.alias("older")
 JOB_COLUMNS: Final = (TABLE.c.activity_hash, TABLE.c.actor, TABLE.c.attempts)
-_OLDEST: Final = (
+_HOLDING: Final = (
     select(*JOB_COLUMNS, TABLE.c.number, TABLE.c.last_error)
     .where(
         IS_NEW,
-        TABLE.c.received_at < bindparam("before"),
         TABLE.c.number > bindparam("after"),
         ~exists().where(
             _OLDER.c.state == ReceivedState.NEW, _OLDER.c.actor == TABLE.c.actor, _OLDER.c.number < TABLE.c.number
@@ -237,6 +253,8 @@ _OLDEST: Final = (
     .limit(PAGE)
 )
 """Of each actor the one that holds the others."""
+_OLDEST: Final = _HOLDING.where(TABLE.c.received_at < bindparam("before"))
+_SOME_HOLDING: Final = _HOLDING.where(TABLE.c.number.in_(bindparam("numbers", expanding=True)))
 _NOTED: Final = (
     update(TABLE)
     .where(TABLE.c.activity_hash == bindparam("hash"), IS_NEW, TABLE.c.attempts == bindparam("seen"))

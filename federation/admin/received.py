@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import aliased
 from sqlmodel import col
 
 from db import Database, ReceivedActivity, ReceivedState
 from federation.activitypub.calls import parts_of
 from federation.admin.words import counted, moment
 from federation.base.audit import Order, recorded
+from federation.base.settings.reach import connect
 from federation.monitoring.numbers import ReceivedNumbers, received_numbers
 
 if TYPE_CHECKING:
@@ -127,7 +129,8 @@ def _told(arrival: StoredArrival) -> str:
     if arrival.behind is not None:
         return f"it waits for number {arrival.behind}, which its actor sent before"
     if row.attempts:
-        return f"it was tried {counted(row.attempts, 'time')}, and will be again: {row.last_error}"
+        again = f"`federation activitypub received retry {row.number}` has it tried now"
+        return f"it was tried {counted(row.attempts, 'time')}, and will be again: {row.last_error}; {again}"
     return "it is to be handled by a process that works on tasks"
 
 
@@ -137,16 +140,62 @@ async def backlog(federation: Federation) -> ReceivedNumbers:
         return await received_numbers(session)
 
 
-async def retry(federation: Federation, numbers: Sequence[int] | None, *, order: Order | None = None) -> int:
-    """Have activities that failed handled again: those with these numbers, or all. Return how many there were.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedAgain:
+    """How many are handled again that had failed, and how many now that waited for their next attempt.
+
+    `behind` has those that were named and wait for an older one of their actor, which has to be over first.
+    """
+
+    retried: int
+    hurried: int
+    behind: Mapping[int, int]
+
+    def sentences(self) -> Iterator[str]:
+        """Yield the same as sentences for people."""
+        if self.retried or not self.hurried:
+            yield f"{self.retried} to be handled again"
+        if self.hurried:
+            yield f"{self.hurried} to be tried now that waited for the next attempt"
+        for number, first in self.behind.items():
+            yield f"{number} waits for {first}, which its actor sent before"
+
+
+async def retry(federation: Federation, numbers: Sequence[int] | None, *, order: Order | None = None) -> TriedAgain:
+    """Have activities handled again that failed, and now what waits for its next attempt: of these numbers, or all.
 
     Raises:
         ConfigurationError: this node has no ActivityPub.
+        Unreachable: something waits, and the queue does not answer. Nothing was done.
     """
     parts_of(federation)
     assert federation.activitypub is not None
+    behind = await _waiting(federation.database, numbers)
+    if behind:
+        await connect(federation.tasks_queue)
     async with recorded(federation.database, order) as record:
-        return await federation.activitypub.received.retry(numbers, record=record)
+        hurried = await federation.activitypub.received.hurry(numbers, record=record)
+        retried = await federation.activitypub.received.retry(numbers, record=record)
+    named = {} if numbers is None else {number: first for number, first in behind.items() if first is not None}
+    return TriedAgain(retried=retried, hurried=hurried, behind=named)
+
+
+async def _waiting(database: Database, numbers: Sequence[int] | None) -> Mapping[int, int | None]:
+    """Return those of the numbers that are new, each with the one that it waits for; of all of them the first alone."""
+    older = aliased(ReceivedActivity)
+    first = (
+        select(func.min(col(older.number)))
+        .where(
+            col(older.state) == ReceivedState.NEW,
+            col(older.actor) == col(ReceivedActivity.actor),
+            col(older.number) < col(ReceivedActivity.number),
+        )
+        .scalar_subquery()
+    )
+    new = select(col(ReceivedActivity.number), first.label("first")).order_by(col(ReceivedActivity.number))
+    new = new.where(col(ReceivedActivity.state) == ReceivedState.NEW)
+    new = new.limit(1) if numbers is None else new.where(col(ReceivedActivity.number).in_(numbers))
+    return {row.number: row.first for row in await database.rows(new)}
 
 
 _COLUMNS: Final = tuple(

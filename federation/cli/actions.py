@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from federation.cli.lists import print_list
-from federation.cli.options import AsJson, Columns, Limit, Wide, group
+from federation.cli.options import MOST_ROWS, AsJson, Columns, Limit, Wide, group
 from federation.cli.output import print_json, print_lines
 from federation.cli.session import with_database
 
@@ -21,7 +21,9 @@ app = group("What operators did: list.")
 def list_actions(
     server: Annotated[str | None, typer.Option("--server", metavar="URL", help="Only those about this server.")] = None,
     limit: Limit = 50,
-    after: Annotated[int | None, typer.Option("--after", metavar="ID", help="Go on after this action.")] = None,
+    after: Annotated[
+        int | None, typer.Option("--after", metavar="ID", help="Go on after this action.", min=0, max=MOST_ROWS)
+    ] = None,
     wide: Wide = False,
     columns: Columns = None,
     as_json: AsJson = False,

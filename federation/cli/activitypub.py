@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from federation.cli.options import AsJson, Limit, Yes, duration, group
+from federation.cli.lists import print_list
+from federation.cli.options import MOST_ROWS, AsJson, Columns, Limit, Wide, Yes, duration, group
 from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table
 from federation.cli.problems import NOT_FOUND, fail
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from federation.activitypub.inboxes import GoneInbox
+    from federation.admin.follows import FollowPage, FollowRow
     from federation.runtime.composition import Federation
 
-app = group("ActivityPub: this node's actors and their keys, what others sent, and inboxes of others that are gone.")
+app = group("ActivityPub: this node's actors, their keys and follows, what others sent, and inboxes that are gone.")
 actors_app = group("Actors of this node: list, add, remove.")
 keys_app = group("Keys of this node's actors: list, rotate.")
 received_app = group("Activities that others sent: list, retry.")
@@ -40,6 +43,21 @@ class HandlingState(StrEnum):
     NEW = "new"
     DONE = "done"
     FAILED = "failed"
+
+
+class FollowWay(StrEnum):
+    """Who follows whom."""
+
+    FOLLOWER = "follower"
+    FOLLOWING = "following"
+
+
+class FollowedSays(StrEnum):
+    """What the one who is followed has said."""
+
+    PENDING = "pending"
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
 
 
 @actors_app.command("list")
@@ -133,7 +151,9 @@ def list_received(
     ] = None,
     actor: Annotated[str | None, typer.Option("--actor", metavar="ACTOR", help="Only what this actor sent.")] = None,
     limit: Limit = 100,
-    after: Annotated[int | None, typer.Option("--after", metavar="NUMBER", help="Go on after this one.")] = None,
+    after: Annotated[
+        int | None, typer.Option("--after", metavar="NUMBER", help="Go on after this one.", min=0, max=MOST_ROWS)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List activities that others sent, in the order of arrival, without their texts."""
@@ -161,25 +181,102 @@ def list_received(
 @received_app.command("retry")
 def retry_received(
     numbers: Annotated[
-        list[int] | None, typer.Argument(metavar="[NUMBER]...", help="Only these.", show_default=False)
+        list[int] | None,
+        typer.Argument(metavar="[NUMBER]...", help="Only these.", min=0, max=MOST_ROWS, show_default=False),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every one that failed.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every one that failed, or waits for its next attempt.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Have activities that failed handled again, up to five times more."""
+    """Have activities that failed handled again, up to five times more; and now what waits for its next attempt."""
     from federation.admin import received
 
     if bool(numbers) == everything:
         raise typer.BadParameter("give numbers, as `list` shows them, or --all")
     asked = order("activitypub received retry", numbers=numbers, all=everything)
-    retried = with_node(lambda node: received.retry(node, numbers or None, order=asked))
+    done = with_node(lambda node: received.retry(node, numbers or None, order=asked))
+    is_none = not done.retried and not done.hurried
     if as_json:
-        print_json({"retried": retried})
+        print_json(done)
     else:
-        left = "" if retried or everything else "; `federation activitypub received list` has those that failed"
-        print_lines([f"{retried} to be handled again{left}"])
-    if not retried:
+        left = ["`federation activitypub received list` has those that failed, or wait"]
+        print_lines(["; ".join([*done.sentences(), *(left if is_none and not everything else [])])])
+    if is_none:
         raise typer.Exit(NOT_FOUND)
+
+
+@app.command("follows")
+def list_follows(
+    actor: Annotated[
+        str | None, typer.Option("--actor", metavar="ACTOR", help="Only those of this actor of ours.")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option("--server", metavar="URL", help="Only those with actors of this server.")
+    ] = None,
+    direction: Annotated[
+        FollowWay | None,
+        typer.Option("--direction", help="Follower: who follows ours. Following: whom ours follow."),
+    ] = None,
+    state: Annotated[FollowedSays | None, typer.Option("--state", help="Only those.")] = None,
+    limit: Limit = 100,
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="FOLLOW", help="Go on after this one, as a list names its last.")
+    ] = None,
+    wide: Wide = False,
+    columns: Columns = None,
+    as_json: AsJson = False,
+) -> None:
+    """List who follows this node's actors, and whom these follow. AGE is since when it is so.
+
+    OURS is the actor of this node, without the node's own URL.
+    """
+    from db import FollowDirection, FollowState
+    from federation.admin import follows
+    from federation.admin.scans import CursorError
+    from federation.admin.servers.servers import server_url
+
+    name = server_url(server) if server else None
+
+    async def look(node: Federation) -> tuple[FollowPage, str]:
+        page = await follows.list_follows(
+            node,
+            limit=limit,
+            actor=actor,
+            direction=None if direction is None else FollowDirection(direction.value),
+            state=None if state is None else FollowState(state.value),
+            server_url=name,
+            after=after,
+        )
+        return page, node.own_url or ""
+
+    try:
+        page, own_url = with_node(look)
+    except CursorError as error:
+        raise typer.BadParameter(str(error), param_hint="--after") from None
+    except follows.NoSuchActor as error:
+        fail(str(error), status=NOT_FOUND)
+    if as_json:
+        print_json(page)
+        return
+    now = datetime.now(UTC)
+    print_list(
+        ("OURS", "DIRECTION", "STATE", "AGE", "OTHER", "SINCE", "ACTOR", "INBOX", "SHARED INBOX", "FOLLOW"),
+        (_cells(each, own_url, now) for each in page.follows),
+        few=("OURS", "DIRECTION", "STATE", "AGE", "OTHER"),
+        wide=wide,
+        chosen=columns,
+    )
+    _tell_more(None if page.after is None else shlex.quote(page.after))
+
+
+def _cells(follow: FollowRow, own_url: str, now: datetime) -> Sequence[object]:
+    from federation.admin.words import ago
+
+    return (
+        *(follow.local_actor.removeprefix(own_url), follow.direction, follow.state, ago(now - follow.since)),
+        *(follow.remote_actor, follow.since, follow.local_actor, follow.inbox, follow.shared_inbox, follow.follow_id),
+    )
 
 
 @app.command("gone")

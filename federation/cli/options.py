@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
+
+MOST_ROWS: Final = 2**63 - 1
+"""The greatest number of a row that a database takes."""
 
 
 def duration(text: str | None) -> str | None:

@@ -32,16 +32,17 @@ api: Final = calls()
 
 
 class RetryOrder(ApiOrder):
-    """Which activities are handled again: those with these numbers, or with `all` every one that failed."""
+    """Which activities are handled again: those with these numbers, or with `all` every one that failed or waits."""
 
     numbers: Annotated[Sequence[Annotated[int, Field(ge=0, le=MOST_ROWS)]], Field(max_length=MOST_AT_ONCE)] = ()
     all: bool = False
 
 
 class HandledAgain(ApiAnswer):
-    """How many are to be handled again; those that had not failed are left alone."""
+    """How many are handled again that had failed, and how many now that waited for their next attempt."""
 
     retried: int
+    hurried: int
 
 
 def received_part(federation: Federation) -> SitePart:
@@ -83,10 +84,12 @@ class ArrivalsPage:
             failed = (await received.backlog(self._federation)).failed if number is None else 1
             which = "--all" if number is None else str(number)
             question = "every activity that failed" if number is None else f"the activity {number}"
+            most = f"{failed} at most, up to five times more each, by the functions that the workers have now."
+            waiting = " What waits for its next attempt is tried now." if number is None else ""
             return visit.confirm(
                 Confirmation(
                     question=f"Have {question} handled again?",
-                    rows=f"{failed} at most, up to five times more each, by the functions that the workers have now.",
+                    rows=f"{most}{waiting}",
                     verb="Handle again",
                     back=RECEIVED.path,
                     command=command("activitypub", "received", "retry", which),
@@ -94,8 +97,8 @@ class ArrivalsPage:
             )
         numbers = None if number is None else [number]
         order = ordered(visit, "activitypub received retry", numbers=numbers, all=number is None)
-        retried = await received.retry(self._federation, numbers, order=order)
-        return visit.back(RECEIVED.path, f"{retried} to be handled again.")
+        done = await received.retry(self._federation, numbers, order=order)
+        return visit.back(RECEIVED.path, f"{'; '.join(done.sentences())}.")
 
 
 @api.get(RECEIVED.path)
@@ -115,13 +118,14 @@ async def list_received(
 
 @api.post(RETRY)
 async def retry_received(node: Node, caller: Caller, asked: RetryOrder) -> HandledAgain:
-    """Have activities that failed handled again, up to five times more each."""
+    """Have activities handled again that failed, up to five times more each, and now what waits for an attempt."""
     _check(node)
     if bool(asked.numbers) == asked.all:
         raise Refusal(400, "Give 'numbers', or 'all'.")
     numbers = None if asked.all else [*asked.numbers]
     order = api_order(caller, "activitypub received retry", numbers=numbers, all=asked.all)
-    return HandledAgain(retried=await received.retry(node, numbers, order=order))
+    done = await received.retry(node, numbers, order=order)
+    return HandledAgain(retried=done.retried, hurried=done.hurried)
 
 
 def _check(federation: Federation) -> None:

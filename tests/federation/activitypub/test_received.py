@@ -35,7 +35,7 @@ from tests.servers import free_port
 from workers import Job, JobState, Queue, RetryPolicy, Snooze
 from workers.clock import ManualClock
 from workers.errors import UnknownJobError
-from workers.jobs import Claim, ErrorInfo, Failed
+from workers.jobs import Claim, ErrorInfo, Failed, Retried
 from workers.storage.memory import MemoryStorage
 
 T = TypeVar("T")
@@ -568,6 +568,36 @@ async def test_one_whose_job_has_ended_is_given_up_and_can_be_retried(arriving: 
     assert await arriving.run("a") is None
     assert await arriving.states() == {"a": ReceivedState.DONE}
     assert await arriving.jobs.retry() == 0
+
+
+async def test_one_that_waits_for_its_next_attempt_can_be_hurried(arriving: Arriving) -> None:
+    """What it holds is not, nor what is due already, nor another's unless all are."""
+
+    @arriving.handlers.on("Create")
+    async def fail(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
+        raise ValueError
+
+    for name, actor in (("a", BOB), ("b", BOB), ("c", CAROL)):
+        await arriving.arrives(name, actor)
+    assert await arriving.jobs.hurry() == 0
+    for claim in await arriving.claims():
+        await put_off(arriving, claim)
+    rows = await arriving.rows()
+    numbers = {name: row.number for name, row in rows.items() if row.number is not None}
+    assert await arriving.jobs.hurry([numbers["b"], 99]) == 0
+    assert await arriving.jobs.hurry([numbers["a"]]) == 1
+    assert [claim.job_id for claim in await arriving.claims()] == [f"received-{hash_of('a')}.0"]
+    assert await arriving.jobs.hurry() == 1
+    assert [claim.job_id for claim in await arriving.claims()] == [f"received-{hash_of('c', CAROL)}.0"]
+
+
+async def put_off(arriving: Arriving, claim: Claim) -> None:
+    """A worker runs the claimed job, which puts itself off if its own activity fails."""
+    [name] = [name for name, row in (await arriving.rows()).items() if row.activity_hash in claim.job_id]
+    delay = await arriving.run(name, (await arriving.rows())[name].actor)
+    if delay is not None:
+        error = ErrorInfo.of(Snooze(delay))
+        await arriving.queue.storage.settle([Retried(claim=claim, delay=delay, error=error, snoozed=True)])
 
 
 async def fails(arriving: Arriving) -> None:

@@ -9,11 +9,14 @@ from sqlalchemy import insert, update
 from sqlmodel import col
 
 from db import (
+    ActivityFollow,
     ActivityInbox,
     AttemptOutcome,
     DeliveryAttempt,
     DeliveryJob,
     DeliveryState,
+    FollowDirection,
+    FollowState,
     HoldReason,
     ReceivedActivity,
     ReceivedState,
@@ -72,6 +75,22 @@ async def receive(node: Federation, name: str, *, state: ReceivedState, actor: s
     tried = {"attempts": 5, "last_error": "ValueError: why"} if state is ReceivedState.FAILED else {}
     async with node.database.transaction() as session:
         session.add(ReceivedActivity(activity_hash=name, activity_id=f"{actor}/{name}", **values, **tried))
+
+
+async def befriend(
+    node: Federation,
+    remote: str,
+    *,
+    local: str = ALICE,
+    direction: FollowDirection = FollowDirection.FOLLOWER,
+    state: FollowState = FollowState.ACCEPTED,
+    days: int = 0,
+) -> None:
+    """An actor of another server follows ours, or is followed, since so many days."""
+    since = node.clock.now() - timedelta(days=days)
+    names = {"local_actor": local, "remote_actor": remote, "direction": direction, "follow_id": f"{remote}#follow"}
+    async with node.database.transaction() as session:
+        session.add(ActivityFollow(**names, inbox=f"{remote}/inbox", state=state, since=since))
 
 
 async def lose_inbox(node: Federation, server_url: str, *, days: int = 0) -> None:

@@ -18,7 +18,8 @@ from tests.federation.cli.elsewhere import PEER, give_up, know, live_without_a_h
 from tests.federation.cli.every_command import every_command, typed
 
 READING = {
-    *("activitypub actors list", "activitypub gone", "activitypub keys list", "activitypub received list"),
+    *("activitypub actors list", "activitypub follows", "activitypub gone", "activitypub keys list"),
+    "activitypub received list",
     *("actions list", "analytics report", "blacklist check", "blacklist export", "blacklist list", "db check"),
     *("deliveries list", "deliveries show", "deliveries stats", "doctor", "keys show", "queues stats", "received"),
     *("scheduler list", "servers list", "servers show", "users list", "why", "workers list"),
@@ -126,6 +127,12 @@ def test_pages_and_servers(command: Command) -> None:
     assert rest["after"] is None
     assert len(told(command, "--server", "peer.example")) == 2
     assert "deliveries hold" in command("actions", "list").stdout
+
+
+def test_no_number_is_too_large_for_a_database(command: Command) -> None:
+    """It is refused as wrong usage."""
+    done = command("actions", "list", "--after", str(2**63))
+    assert (done.status, done.stdout, "Traceback" in done.stderr) == (2, "", False)
 
 
 def test_hostile_arguments_are_stored_and_cannot_control_a_terminal(command: Command) -> None:

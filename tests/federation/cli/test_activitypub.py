@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from db import ReceivedState
+from federation.activitypub.received import NewActivity
+from federation.runtime.composition import Federation
 from tests.federation.activitypub.sender import ALICE
 from tests.federation.admin import activities
 from tests.federation.admin.activities import NOTE, B, C, D, add_alice, fall, hold_for, lose_inbox, receive, send_note
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import on_the_node
 from tests.federation.cli.test_json import SCHEMA, matches
+from tests.servers import free_port
 
 
 @pytest.fixture
@@ -26,7 +30,7 @@ def activitypub(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
 @pytest.mark.parametrize(
     "arguments",
     [("actors", "list"), ("actors", "add", ALICE), ("actors", "remove", ALICE, "--yes"), ("keys", "list"),
-     ("keys", "rotate", ALICE), ("received", "list"), ("received", "retry", "--all"), ("gone",)],
+     ("keys", "rotate", ALICE), ("follows",), ("received", "list"), ("received", "retry", "--all"), ("gone",)],
     ids=" ".join,
 )  # fmt: skip
 def test_where_it_is_off_a_command_says_what_turns_it_on(command: Command, arguments: tuple[str, ...]) -> None:
@@ -85,9 +89,13 @@ def test_what_others_sent_is_listed_and_retried(activitypub: Command) -> None:
     assert listed("--after", "1") == listed()[1:]
     for wrong in ((), ("1", "--all"), ("x",)):
         assert activitypub("activitypub", "received", "retry", *wrong).status == 2
+    for beyond in ("-1", str(2**63)):
+        assert activitypub("activitypub", "received", "retry", "--", beyond).status == 2
+        assert activitypub("activitypub", "received", "list", "--after", beyond).status == 2
     none = activitypub("activitypub", "received", "retry", "2", "3", "9")
     assert none.status == 1
-    assert none.stdout == "0 to be handled again; `federation activitypub received list` has those that failed\n"
+    left = "`federation activitypub received list` has those that failed, or wait"
+    assert none.stdout == f"0 to be handled again; {left}\n"
     assert activitypub("activitypub", "received", "retry", "1", "2").stdout == "1 to be handled again\n"
     assert listed()[0] == ("one", "new")
     assert activitypub("activitypub", "received", "retry", "--all").stdout == "1 to be handled again\n"
@@ -96,6 +104,50 @@ def test_what_others_sent_is_listed_and_retried(activitypub: Command) -> None:
     assert [(each["action"], each["affected"]) for each in told["actions"]] == [
         ("activitypub received retry", number) for number in (1, 1, 0)
     ]
+
+
+def test_what_waits_for_its_next_attempt_is_hurried(activitypub: Command) -> None:
+    """It is told apart from what had failed, and from what waits for an older one; who did it is on record."""
+    for name, state in (("one", ReceivedState.NEW), ("two", ReceivedState.NEW), ("three", ReceivedState.FAILED)):
+        on_the_node(lambda node, name=name, state=state: receive(node, name, state=state))
+    on_the_node(lambda node: wait_for(node, "one", timedelta(hours=1)))
+    behind = activitypub("activitypub", "received", "retry", "2")
+    assert (behind.status, "; 2 waits for 1, which its actor sent before;" in behind.stdout) == (1, True)
+    assert on_the_node(due_in) > timedelta(minutes=50)
+    done = activitypub("activitypub", "received", "retry", "1", "2", "3", "--json")
+    assert done.json == {"retried": 1, "hurried": 1, "behind": {"2": 1}}
+    assert on_the_node(due_in) <= timedelta(0)
+    assert activitypub("activitypub", "received", "retry", "1").status == 1
+    on_the_node(lambda node: wait_for(node, "two", timedelta(hours=1)))
+    told = activitypub("actions", "list", "--json").json
+    assert isinstance(told, dict)
+    assert [each["affected"] for each in told["actions"]] == [0, 2, 0]
+
+
+async def wait_for(node: Federation, name: str, delay: timedelta) -> None:
+    """The job of an activity is due so much later."""
+    new = NewActivity(activity_hash=name, actor=f"{B}/users/bob")
+    await node.tasks_queue.start()
+    await node.tasks_queue.enqueue_many([new.job(delay)])
+
+
+async def due_in(node: Federation) -> timedelta:
+    """How long the job of the first activity waits still."""
+    status = await node.tasks_queue.get_status(NewActivity(activity_hash="one", actor="").job_id)
+    assert status is not None
+    return timedelta(0) if status.next_run_at is None else status.next_run_at - datetime.now(UTC)
+
+
+def test_what_waits_is_not_hurried_while_the_queue_is_away(
+    activitypub: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anything else done, and the command says why; where nothing waits it need not be there."""
+    on_the_node(lambda node: receive(node, "one", state=ReceivedState.FAILED))
+    on_the_node(lambda node: receive(node, "two", state=ReceivedState.NEW))
+    monkeypatch.setenv("QUEUE_URL", f"redis://:s3cret@127.0.0.1:{free_port()}")
+    done = activitypub("activitypub", "received", "retry", "--all")
+    assert (done.status, done.stdout, "the queue federation-tasks cannot be used" in done.stderr) == (2, "", True)
+    assert activitypub("activitypub", "received", "retry", "1").stdout == "1 to be handled again\n"
 
 
 def test_why_tells_of_an_activity_that_somebody_else_sent(activitypub: Command) -> None:

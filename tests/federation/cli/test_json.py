@@ -13,7 +13,7 @@ import pytest
 
 from db import ReceivedState
 from federation.cli.problems import Kind
-from tests.federation.admin.activities import add_alice, lose_inbox, receive
+from tests.federation.admin.activities import add_alice, befriend, lose_inbox, receive
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, give_up, know, live_without_a_host, on_the_node, owe, put_on_hold
 from tests.federation.cli.every_command import every_command, typed
@@ -93,6 +93,7 @@ def prepare(command: Command, name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if name.startswith("activitypub"):
         monkeypatch.setenv("FEDERATION_ACTIVITYPUB", "1")
         on_the_node(add_alice)
+        on_the_node(lambda node: befriend(node, f"{PEER}/users/bob"))
         on_the_node(lambda node: lose_inbox(node, PEER))
         on_the_node(lambda node: receive(node, "failed", state=ReceivedState.FAILED))
     if name.startswith("users"):

@@ -88,8 +88,8 @@ async def test_programs_list_and_retry(federation: Federation, make_node_site: M
     assert [each["number"] for each in listed["items"]] == [1, 2]
     further = await program.gets("/received", limit="2", after="2")
     assert ([each["number"] for each in further["items"]], further["next"]) == ([3], None)
-    assert await program.posts("/received/retry", numbers=[1, 9]) == {"retried": 1}
+    assert await program.posts("/received/retry", numbers=[1, 9]) == {"retried": 1, "hurried": 0}
     await program.posts("/received/retry", status=400)
     await program.posts("/received/retry", status=400, numbers=[2], all=True)
-    assert await program.posts("/received/retry", all=True) == {"retried": 2}
+    assert await program.posts("/received/retry", all=True) == {"retried": 2, "hurried": 0}
     assert await states(federation) == ["new"] * 3
