@@ -22,7 +22,11 @@ INPUT: Final = re.compile(
 PARAMETER: Final = re.compile(rf"; *(?P<name>{_KEY})=(?:(?P<text>{STRING})|(?P<number>{_INTEGER}))")
 BYTES: Final = re.compile(rf"(?P<name>{_KEY})=:(?P<text>[A-Za-z0-9+/]*={{0,2}}):")
 DIGEST: Final = re.compile(r"(?P<name>[A-Za-z0-9-]+)=(?P<text>[A-Za-z0-9+/]*={0,2})")
-CAVAGE: Final = re.compile(r'(?P<name>[A-Za-z]+)=(?:"(?P<text>[^"]*)"|(?P<number>[0-9]{1,15}))')
+OTHERS: Final = re.compile(rf'(?P<name>{_KEY})=(?:[^",]|{STRING})*+')
+"""A member of any form, which may be one that we do not know."""
+_WORD: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+CAVAGE: Final = re.compile(rf'(?P<name>{_WORD})[ \t]*+=[ \t]*+(?:"(?P<text>[^"]*)"|(?P<token>{_WORD}))')
+"""A parameter of RFC 9110 §11.2, which nobody needs to know."""
 
 
 class BadSignature(Exception):
@@ -42,6 +46,15 @@ def members(header: str, form: re.Pattern[str]) -> Iterator[re.Match[str]]:
         position = comma.end() if comma else len(header)
 
 
+def known(header: str, form: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    """Yield the members of this form. A proxy's own signature may have another one, which says nothing of the rest."""
+    found = by_name(members(header, OTHERS)).values()
+    fit = [each for each in (form.fullmatch(it[0].rstrip(" \t")) for it in found) if each is not None]
+    if not fit:
+        raise BadSignature("a header does not have its form")
+    yield from fit
+
+
 def by_name(found: Iterable[re.Match[str]]) -> dict[str, re.Match[str]]:
     """Return what was found by its name. Of two that have the same, others may read the first, or the last."""
     named: dict[str, re.Match[str]] = {}
@@ -49,6 +62,21 @@ def by_name(found: Iterable[re.Match[str]]) -> dict[str, re.Match[str]]:
         if named.setdefault(each["name"], each) is not each:
             raise BadSignature("a header says the same thing twice")
     return named
+
+
+def parameters_of(header: str) -> dict[str, str]:
+    """Return the parameters of draft-cavage's header, by their names in lower case.
+
+    Raises:
+        BadSignature: it does not have its form, or says something twice.
+    """
+    told: dict[str, str] = {}
+    for each in members(header, CAVAGE):
+        name = each["name"].lower()
+        if name in told:
+            raise BadSignature("a header says the same thing twice")
+        told[name] = each["token"] if each["text"] is None else each["text"]
+    return told
 
 
 def texts_of(found: Iterable[re.Match[str]]) -> dict[str, str]:

@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from federation.activitypub.signature_fields import (
     BYTES,
-    CAVAGE,
     DIGEST,
     INPUT,
     PARAMETER,
@@ -34,11 +33,14 @@ from federation.activitypub.signature_fields import (
     by_name,
     decoded,
     inner_list,
+    known,
     members,
+    parameters_of,
     texts_of,
     unquoted,
 )
 from federation.protocol.encodings import encode_base64
+from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 
 VerifyingKey: TypeAlias = rsa.RSAPublicKey | ed25519.Ed25519PublicKey
@@ -57,6 +59,8 @@ _DIGESTS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
     "sha-512": lambda body: hashlib.sha512(body).digest(),
 }
 
+_SECONDS: Final = re.compile(r"[0-9]{1,15}")
+_AUTHORITY: Final = re.compile(r"[^/?#]+")
 _TARGET: Final = re.compile(r"[^:/?#]+://[^/?#]*(?P<path>[^?#]*)(?P<query>\?[^#]*)?")
 
 
@@ -136,7 +140,7 @@ def claims_in(headers: Mapping[str, str]) -> list[SignatureClaim]:
     """Return the signatures that a request claims to have, unverified: they say which key to fetch.
 
     Raises:
-        BadSignature: there is none, or too many, or one that is not well made.
+        BadSignature: there are too many, or none that is well made.
     """
     given = _lower(headers)
     signature, told = (given.get(name) for name in ("signature", "signature-input"))
@@ -145,9 +149,10 @@ def claims_in(headers: Mapping[str, str]) -> list[SignatureClaim]:
     if len(signature) + len(told or "") > _LONGEST_HEADER:
         raise BadSignature("the signature is too long")
     claims = [_cavage_claim(signature)] if told is None else list(_rfc9421_claims(told, signature))
-    if not all(claim.key_id for claim in claims):
-        raise BadSignature("a signature names no key")
-    return claims
+    named = [claim for claim in claims if claim.key_id]
+    if not named:
+        raise BadSignature("no signature names its key")
+    return named
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,7 @@ class Requested:
     url: str
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
+    host_header: str | None = None
 
     @classmethod
     def of(cls, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Requested:
@@ -167,6 +173,20 @@ class Requested:
     @property
     def host(self) -> str:
         return canonical_origin(self.url).partition("://")[2]
+
+    @property
+    def spellings(self) -> list[Requested]:
+        """The request with our host as we write it, and as it was sent, if that means the same.
+
+        It may have capitals, or the port that goes without saying.
+        """
+        sent = self.headers.get("host", "")
+        try:
+            is_ours = canonical_origin(f"{self.url.partition(':')[0]}://{sent}") == canonical_origin(self.url)
+        except UrlError:
+            is_ours = False
+        is_another = is_ours and sent != self.host and _AUTHORITY.fullmatch(sent) is not None
+        return [self, replace(self, host_header=sent)] if is_another else [self]
 
     @property
     def path(self) -> str:
@@ -179,7 +199,7 @@ class Requested:
 
     @property
     def derived(self) -> dict[str, str]:
-        """The components of RFC 9421 §2.2, and the one header that is not believed."""
+        """The components of RFC 9421 §2.2, and the headers that are not believed."""
         origin, target = canonical_origin(self.url), self.path + self.query
         return {
             "@method": self.method,
@@ -189,8 +209,13 @@ class Requested:
             "@request-target": target,
             "@path": self.path,
             "@query": self.query or "?",
-            "host": self.host,
+            **self.framing,
         }
+
+    @property
+    def framing(self) -> dict[str, str]:
+        """What proxies may write anew, or leave out."""
+        return {"host": self.host_header or self.host, "content-length": str(len(self.body))}
 
     @property
     def _target(self) -> re.Match[str]:
@@ -269,18 +294,19 @@ class SignatureClaim:
         return datetime.fromtimestamp(seconds, UTC)
 
     def bases(self, requested: Requested) -> Iterator[str]:
-        """Yield the texts of which one was signed: there are servers that sign the target without its query.
+        """Yield the texts of which one was signed: some servers sign the target without its query, or another spelling.
 
         Raises:
             BadSignature: it covers a component that there is not.
         """
-        if self.kind is SignatureKind.RFC9421:
-            yield _rfc9421_base(self.covered, self.parameters, requested)
-            return
-        yield _cavage_base(self.covered, self.parameters, requested)
-        if requested.query:
-            bare = replace(requested, url=requested.url.partition("?")[0])
-            yield _cavage_base(self.covered, self.parameters, bare)
+        for spelt in requested.spellings:
+            if self.kind is SignatureKind.RFC9421:
+                yield _rfc9421_base(self.covered, self.parameters, spelt)
+                continue
+            yield _cavage_base(self.covered, self.parameters, spelt)
+            if spelt.query:
+                bare = replace(spelt, url=spelt.url.partition("?")[0])
+                yield _cavage_base(self.covered, self.parameters, bare)
 
 
 def _by_cavage(covered: Sequence[str], requested: Requested, key: SigningKey) -> str:
@@ -306,7 +332,7 @@ def _is_signed(base: str, signature: bytes, public: VerifyingKey) -> bool:
 def _cavage_base(covered: Sequence[str], parameters: Parameters, requested: Requested) -> str:
     special = {
         "(request-target)": f"{requested.method.lower()} {requested.path}{requested.query}",
-        "host": requested.host,
+        **requested.framing,
         **{f"({name})": str(parameters[name]) for name in ("created", "expires") if name in parameters},
     }
     return "\n".join(f"{name}: {_component(name, special, requested)}" for name in covered)
@@ -335,31 +361,38 @@ def _check_digest(kind: SignatureKind, requested: Requested) -> None:
 
 
 def _cavage_claim(header: str) -> SignatureClaim:
-    told = list(members(header, CAVAGE))
-    texts = texts_of(told)
+    told = parameters_of(header)
+    times = {name: told.get(name, "") for name in ("created", "expires")}
     return SignatureClaim(
         kind=SignatureKind.CAVAGE,
-        key_id=texts.get("keyId", ""),
-        covered=texts.get("headers", "date").split(),
-        parameters={each["name"]: int(each["number"]) for each in told if each["number"]},
-        signature=decoded(texts.get("signature", "")),
+        key_id=told.get("keyid", ""),
+        covered=told.get("headers", "date").lower().split(),
+        parameters={name: int(text) if _SECONDS.fullmatch(text) else text for name, text in times.items() if text},
+        signature=decoded(told.get("signature", "")),
     )
 
 
 def _rfc9421_claims(told: str, header: str) -> Iterator[SignatureClaim]:
-    inputs, signatures = list(members(told, INPUT)), texts_of(members(header, BYTES))
-    if len(by_name(inputs)) > MOST_SIGNATURES:
+    inputs, signatures = list(known(told, INPUT)), texts_of(known(header, BYTES))
+    if len(inputs) > MOST_SIGNATURES:
         raise BadSignature(f"there are more than {MOST_SIGNATURES} signatures")
     for each in inputs:
-        given = by_name(PARAMETER.finditer(each["parameters"]))
-        parameters = {name: int(it["number"]) if it["number"] else unquoted(it["text"]) for name, it in given.items()}
-        yield SignatureClaim(
-            kind=SignatureKind.RFC9421,
-            key_id=str(parameters.get("keyid", "")),
-            covered=[unquoted(name) for name in re.findall(STRING, each["covered"] or "")],
-            parameters=parameters,
-            signature=decoded(signatures.get(each["name"], "")),
-        )
+        try:
+            yield _rfc9421_claim(each, signatures.get(each["name"], ""))
+        except BadSignature:
+            continue
+
+
+def _rfc9421_claim(told: re.Match[str], signature: str) -> SignatureClaim:
+    given = by_name(PARAMETER.finditer(told["parameters"]))
+    parameters = {name: int(it["number"]) if it["number"] else unquoted(it["text"]) for name, it in given.items()}
+    return SignatureClaim(
+        kind=SignatureKind.RFC9421,
+        key_id=str(parameters.get("keyid", "")),
+        covered=[unquoted(name) for name in re.findall(STRING, told["covered"] or "")],
+        parameters=parameters,
+        signature=decoded(signature),
+    )
 
 
 def _date(text: str) -> datetime:

@@ -85,7 +85,9 @@ def refused(received: Received, because: str, public: VerifyingKey | None = None
         received.verified(public)
 
 
-def made_by_hand(kind: SignatureKind, covered: str, parameters: str = "", *, received: Received) -> Received:
+def made_by_hand(
+    kind: SignatureKind, covered: str, parameters: str = "", *, received: Received, as_seen: Requested | None = None
+) -> Received:
     """Signed by this key, over these components as the header names them; a strange signer's request."""
     if kind is SignatureKind.CAVAGE:
         unsigned = received.with_headers(signature=f'keyId="{KEY_ID}",headers="{covered}",signature=""{parameters}')
@@ -93,7 +95,8 @@ def made_by_hand(kind: SignatureKind, covered: str, parameters: str = "", *, rec
         told = f'a=({covered});keyid="{KEY_ID}"{parameters}'
         unsigned = received.with_headers(signature_input=told, signature="a=::")
     (claim,) = claims_in(unsigned.headers)
-    base = next(iter(claim.bases(Requested.of(received.method, received.url, unsigned.headers, received.body))))
+    seen = as_seen or Requested.of(received.method, received.url, unsigned.headers, received.body)
+    base = next(iter(claim.bases(seen)))
     made = base64.b64encode(private_key().sign(base.encode(), padding.PKCS1v15(), SHA256())).decode()
     value = unsigned.headers["Signature"].replace('signature=""', f'signature="{made}"').replace("::", f":{made}:")
     return unsigned.with_headers(signature=value)
@@ -208,6 +211,9 @@ def test_a_signature_has_to_cover_what_matters(kind: SignatureKind, covered: str
         (SignatureKind.CAVAGE, "(request-target) host date digest", ""),
         (SignatureKind.CAVAGE, "digest (created) host (request-target)", ",created={now}"),
         (SignatureKind.CAVAGE, "digest (created) host (request-target) (expires)", ",created={now},expires={soon}"),
+        (SignatureKind.CAVAGE, "digest (created) host (request-target)", ',created="{now}"'),
+        (SignatureKind.CAVAGE, "(Request-Target) Host Date Digest", ',version="1.0" , x-2 = y'),
+        (SignatureKind.CAVAGE, "(request-target) host date digest content-length", ""),
         (SignatureKind.RFC9421, '"@method" "@path" "@query" "@authority" "content-digest"', ";created={now}"),
         (SignatureKind.RFC9421, '"@method" "@target-uri" "content-digest" "host"', ";created={now};expires={soon}"),
         (SignatureKind.RFC9421, '"@scheme" "@method" "@target-uri" "content-digest"', ";created={now}"),
@@ -249,6 +255,62 @@ def test_a_signature_tells_its_time(kind: SignatureKind) -> None:
     separator = "," if kind is SignatureKind.CAVAGE else ";"
     late = made_by_hand(kind, covered, f"{separator}created=999999999999999", received=signed(kind))
     refused(late, "created is no time")
+
+
+@pytest.mark.parametrize("host", ["B.example", "b.example:443", "B.EXAMPLE:443"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_host_may_be_spelt_as_it_was_sent(kind: SignatureKind, host: str) -> None:
+    """In capitals, or with the port that goes without saying; no header that means another host counts."""
+    spelt = replace(Requested.of("POST", URL, {**signed_once(kind).headers, "Host": host}, BODY), host_header=host)
+    covered = {
+        SignatureKind.CAVAGE: "(request-target) host date digest",
+        SignatureKind.RFC9421: '"@method" "@target-uri" "content-digest" "host"',
+    }[kind]
+    made = made_by_hand(
+        kind,
+        covered,
+        f";created={int(NOW.timestamp())}" * (kind == "rfc9421"),
+        received=signed_once(kind),
+        as_seen=spelt,
+    )
+    assert made.with_headers(host=host).verified() == KEY_ID
+    for other in ("b.example:80", "c.example", f"{host}/", f"{host}?c.example", f"x@{host}", ""):
+        refused(made.with_headers(host=other), "this key's")
+    assert signed_once(kind).with_headers(host=host).verified() == KEY_ID, "it was signed as we write it"
+
+
+def test_a_time_that_is_no_number_of_seconds_is_none() -> None:
+    covered = "(request-target) host digest (created)"
+    for time in ('"x"', "1e9", f"{NOW.timestamp()}", '"-1"'):
+        refused(
+            made_by_hand(SignatureKind.CAVAGE, covered, f",created={time}", received=signed_once(SignatureKind.CAVAGE)),
+            "no time",
+        )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        'p=("@method";req "@authority");keyid="proxy";created=1',
+        'p=("@query-param";name="a, b");keyid="proxy";created=1',
+        'p=("@method");keyid="proxy";created=1;flag',
+        'p=("@method");created=1',
+        'p=("@method");keyid="proxy";keyid="other";created=1',
+        "p=sha-256",
+    ],
+)
+@pytest.mark.parametrize("made", ["p=:AA==:", "p=:A:", "p=:AA==:;x", "p=?1"])
+def test_a_signature_that_means_nothing_to_us_says_nothing_of_another(other: str, made: str) -> None:
+    """Such as a proxy's, whichever comes first; alone it is none."""
+    request = signed_once(SignatureKind.RFC9421)
+    ours = request.headers["Signature-Input"], request.headers["Signature"]
+    for told, signature in (
+        (f"{other} , {ours[0]}", f"{made} ,{ours[1]}"),
+        (f"{ours[0]}, {other}", f"{ours[1]}, {made}"),
+    ):
+        assert request.with_headers(signature_input=told, signature=signature).verified() == KEY_ID
+    with pytest.raises(BadSignature):
+        request.with_headers(signature_input=other, signature=made).verified()
 
 
 def test_any_signature_of_three_will_do() -> None:
