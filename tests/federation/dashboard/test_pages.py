@@ -23,6 +23,7 @@ from db import (
     DeliveryAttempt,
     DeliveryJob,
     DeliveryState,
+    DeliveryTotal,
     HoldReason,
     ServerLink,
 )
@@ -274,6 +275,26 @@ async def test_what_was_given_up_needs_somebody(federation: Federation, acting: 
     assert f"because of TIMEOUT (1); to {PEER} (1)" in page
     assert "<code>deliveries retry --state failed</code>" in page
     assert "Nothing: every check" not in page
+
+
+@pytest.mark.parametrize(
+    ("number", "counted", "told"),
+    [
+        (7, 0, "7 deliveries are held. "),
+        (300, 0, "At least 200 deliveries are held. "),
+        (300, 300, "300 deliveries were held 7 min "),
+        (0, 300, "Nothing is owed. "),
+    ],
+)
+async def test_a_count_that_is_old_is_not_told_as_news(
+    federation: Federation, acting: NodeSite, number: int, counted: int, told: str
+) -> None:
+    """Nothing counts while the node is down: the overview looks itself, and says how old the rest is."""
+    await owe(federation, *(f"a{each}" for each in range(number)))
+    count = {"state": DeliveryState.HELD, "held_reason": "", "deliveries": counted}
+    async with federation.database.transaction() as session:
+        await session.execute(insert(DeliveryTotal).values(**count, counted_at=NOW - timedelta(minutes=7)))
+    assert f'<p class="lede">{told}' in await Person(acting.site.app).sees("/")
 
 
 async def test_workers_that_are_not_heard_of_do_not_count(federation: Federation, acting: NodeSite) -> None:
