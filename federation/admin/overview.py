@@ -146,7 +146,7 @@ async def brought_up_to_date(database: Database, last: Counts, *, server_url: st
     )
 
 
-def _some(state: DeliveryState, server_url: str | None) -> Select[tuple[DeliveryState, HoldReason | None]]:
+def _some(state: DeliveryState, server_url: str | None) -> Select[DeliveryState, HoldReason | None]:
     """Return the query for the oldest deliveries in a state, by an index."""
     query = select(col(DeliveryJob.state), col(DeliveryJob.held_reason)).where(col(DeliveryJob.state) == state)
     if server_url is not None:

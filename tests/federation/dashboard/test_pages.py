@@ -29,6 +29,7 @@ from db import (
 )
 from federation.admin.deliveries import holds
 from federation.cli.app import app as cli
+from federation.dashboard import findings
 from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups
 from federation.runtime.composition import Federation
@@ -36,6 +37,7 @@ from tests.federation.conftest import MakeSettings, alter
 from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, NOW, PAGES, PEER, know, owe
 from tests.workers.dashboard.browsing import Person
+from workers.clock import monotonic
 from workers.dashboard.access import Access
 from workers.dashboard.feed import TROUBLE
 
@@ -275,6 +277,20 @@ async def test_what_was_given_up_needs_somebody(federation: Federation, acting: 
     assert f"because of TIMEOUT (1); to {PEER} (1)" in page
     assert "<code>deliveries retry --state failed</code>" in page
     assert "Nothing: every check" not in page
+
+
+async def test_what_needs_somebody_is_examined_anew_after_a_pause(
+    federation: Federation, acting: NodeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks again after a while does not read what is long over; the heading says how old it is."""
+    person = Person(acting.site.app)
+    assert ": 1 delivery given up" not in await person.sees("/")
+    await owe(federation, "failed", state=DeliveryState.FAILED)
+    page = await person.sees("/")
+    assert re.search(r'<h2>What needs somebody <span class="small soft">as of \d+ s ago</span></h2>', page)
+    assert ": 1 delivery given up" not in page
+    monkeypatch.setattr(findings, "monotonic", lambda: monotonic() + 3_600)
+    assert ": 1 delivery given up" in await person.sees("/")
 
 
 @pytest.mark.parametrize(
