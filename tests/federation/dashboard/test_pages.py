@@ -31,6 +31,7 @@ from federation.admin.deliveries import holds
 from federation.cli.app import app as cli
 from federation.dashboard import findings
 from federation.dashboard.node_site import NodeSite
+from federation.delivery.rows import series_job_id
 from federation.rollups.job import Rollups
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings, alter
@@ -40,6 +41,7 @@ from tests.workers.dashboard.browsing import Person
 from workers.clock import monotonic
 from workers.dashboard.access import Access
 from workers.dashboard.feed import TROUBLE
+from workers.testing import steps
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -92,6 +94,27 @@ async def test_a_delivery_says_what_happens_next(federation: Federation, acting:
             await session.execute(update(DeliveryJob).where(col(DeliveryJob.id) == "held").values(held_reason=reason))
         assert "It is held, and waits for " in await person.sees("/delivery?id=held")
     assert "the log knows no attempt at it" in await person.sees("/delivery?id=none", status=404)
+
+
+async def test_a_delivery_whose_worker_died_is_not_being_sent(federation: Federation, acting: NodeSite) -> None:
+    """Once the worker is not heard of for longer than its lease, the page says so, and what comes next."""
+    await owe(federation, "a")
+    async with federation.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(state=DeliveryState.READY))
+    storage = federation.delivery_queue.storage
+    await federation.delivery_queue.start()
+    await steps.enqueue(storage, steps.job(series_job_id("a", 0)))
+    await steps.claim(storage, worker_id="dies", lease=timedelta(seconds=30))
+    person = Person(acting.site.app)
+    assert "It is being sent: attempt 1 of" in await person.sees("/delivery?id=a")
+    async with federation.database.transaction() as session:
+        await session.execute(text("UPDATE workers_seen SET seen_at = seen_at - 40000"))
+    page = await person.sees("/delivery?id=a")
+    assert re.search(r"Its worker has not been heard of since \d\d \w+ [\d:]+ UTC, and its lease is over", page)
+    assert "the next worker tries it again." in page
+    async with federation.database.transaction() as session:
+        await session.execute(text("DELETE FROM workers_seen"))
+    assert "Its worker has not been heard of for long, and its lease is over" in await person.sees("/delivery?id=a")
 
 
 @pytest.mark.parametrize(
@@ -319,7 +342,7 @@ async def test_workers_that_are_not_heard_of_do_not_count(federation: Federation
     await federation.delivery_queue.start()
     await storage.claim("died", leases={"*": timedelta(minutes=1)}, limit=1)
     async with federation.database.transaction() as session:
-        await session.execute(text("UPDATE workers_seen SET seen_at = seen_at - 240000"))
+        await session.execute(text("UPDATE workers_seen SET seen_at = seen_at - 94000"))
     await storage.claim("lives", leases={"*": timedelta(minutes=1)}, limit=1)
     page = await Person(acting.site.app).sees("/")
     assert re.search(r'<dt>Workers</dt><dd><a href="/workers">1</a>', page)
