@@ -77,6 +77,11 @@ async def run(
         ExceptionGroup: what ended a part before it was asked to stop.
     """
     settings.require_files()
+    same_address = settings.federation_metrics_bind == settings.federation_bind
+    if node and same_address and metrics_port == settings.federation_port:
+        raise ConfigurationError(
+            [f"--metrics-port: {metrics_port} is FEDERATION_PORT, the node's own port; take another"]
+        )
     wants_metrics = metrics_port is not None or (node and settings.federation_metrics_clients)
     metrics = _metrics() if wants_metrics else None
     federation = Federation(settings, metrics=metrics)
@@ -85,10 +90,11 @@ async def run(
         tasks = declared_tasks(settings.federation_tasks) if workers else NO_TASKS
         try:
             await _require_reach(federation, membership)
-        except Unreachable:
+        except Unreachable as error:
             if workers or node or beside is None:
                 raise
-            log.error("database_away", then="the dashboard shows nothing until it answers")  # its pages say so, too
+            # its pages say so, too
+            log.error("database_away", error=str(error), then="the dashboard shows nothing until it answers")
         if node:
             await _look_at_host(federation)
         served = _node_server(federation) if node else None

@@ -72,6 +72,8 @@ def post(
     from federation.admin.words import counted
 
     asked = order("post", private=private, **{"as": user})
+    if not text:
+        fail("a post must say something: its text is empty")
     content = [{"type": "text", "value": text}]
     published = _done(
         lambda node: activities.publish(node, author_id=user, content=content, is_private=private, order=asked)

@@ -90,6 +90,8 @@ def init(
 def _origin(url: str) -> str:
     from federation.protocol.urls import canonical_origin
 
+    if "://" not in url:
+        fail("--url: the scheme must be http or https, as in https://node.example or, here, http://127.0.0.1:8451")
     origin = canonical_origin(url)
     parts = urlsplit(url)
     if parts.path not in ("", "/") or parts.query or parts.fragment:
@@ -143,6 +145,9 @@ def _write_env(own_url: str) -> bool:
         write_env_file(ENV_FILE.absolute(), values)
     except FileExistsError:
         return False
+    except PermissionError as error:
+        fail(f"the folder {ENV_FILE.absolute().parent} cannot be written ({error.strerror}); "
+             "change to one of your own, or give this user the right to write there")  # fmt: skip
     return True
 
 

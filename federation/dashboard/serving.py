@@ -36,7 +36,8 @@ class NodeDashboard:
             self._listener = listen(access.bind, port)
         except OSError as error:
             at = f"{access.bind}:{port}"
-            problem = f"the dashboard's port, FEDERATION_DASHBOARD_BIND: cannot listen on {at}: {error.strerror}"
+            where = "--port or --dashboard-port, and FEDERATION_DASHBOARD_BIND"
+            problem = f"the dashboard, by {where}: cannot listen on {at}: {error.strerror}"
             raise ConfigurationError([problem]) from error
         site = self._node.site
         self._server = DashboardServer(site.app, before_stop=site.feed.end_streams, behind_proxy=access.is_behind_proxy)

@@ -239,12 +239,13 @@ def validate(model: type[ModelT], value: object) -> ModelT:
 
 def _describe_one(detail: ErrorDetails) -> str:
     where = ".".join(map(str, detail["loc"])) or "payload"
-    # This is the one message that would quote its input.
-    return f"{where}: {'unknown type' if detail['type'] == 'union_tag_invalid' else detail['msg']}"
+    if detail["type"] == "union_tag_invalid":  # the one message that would quote its input; what is known follows it
+        return f"{where}: unknown type, not one of {detail['ctx']['expected_tags']}"
+    return f"{where}: {detail['msg']}"
 
 
 def _describe(error: ValidationError) -> str:
-    details = error.errors(include_url=False, include_context=False, include_input=False)
+    details = error.errors(include_url=False, include_input=False)
     shown = [_describe_one(each) for each in details[:_ERRORS_SHOWN]]
     if len(details) > _ERRORS_SHOWN:
         shown.append(f"and {len(details) - _ERRORS_SHOWN} more")

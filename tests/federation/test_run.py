@@ -333,6 +333,13 @@ async def test_a_port_in_use_is_told(make_settings: MakeSettings) -> None:
     assert problem.startswith(f"FEDERATION_BIND, FEDERATION_PORT: cannot listen on 127.0.0.1:{port}: ")
 
 
+async def test_metrics_on_the_nodes_own_port_are_told(make_settings: MakeSettings) -> None:
+    """That the port is in use would not say by whom."""
+    port = free_port()
+    with pytest.raises(ConfigurationError, match=f"--metrics-port: {port} is FEDERATION_PORT"):
+        await run(make_settings(federation_port=port), workers=True, node=True, metrics_port=port)
+
+
 async def test_a_database_without_tables_is_told_with_what_to_do(make_settings: MakeSettings, tmp_path: Path) -> None:
     """Before anything is started."""
     settings = make_settings(database_url=f"sqlite:///{tmp_path}/new.db", federation_port=free_port())
@@ -405,6 +412,7 @@ def test_an_unknown_command_shows_how_it_is_used(arguments: list[str], capsys: p
     ("url", "why"),
     [
         ("node.example", "scheme must be http or https"),
+        ("127.0.0.1:8461", "http or https, as in https://node.example or, here, http://127.0.0.1:8451"),
         ("https://node.example/fediverse", "a node is known by scheme, host and port alone, as https://node.example"),
         ("https://node.example/?a=b", "a node is known by scheme, host and port alone, as https://node.example"),
     ],

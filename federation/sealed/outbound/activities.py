@@ -33,6 +33,7 @@ FOLLOWS_PATH: Final = "/api/auth/social/follows"
 POSTS_PATH: Final = "/api/auth/social/posts"
 
 Content: TypeAlias = Sequence[Mapping[str, JsonValue]]
+EXAMPLE: Final = '[{"type": "text", "value": "hello"}]'
 Plan: TypeAlias = Callable[[Session, Planned], None]
 """Adds the jobs of what was written into the session's transaction."""
 
@@ -156,6 +157,10 @@ class Produced:
         author_signature: str | None = None,
     ) -> PublishedPost:
         """Write the rows of `Producers.publish_post`."""
+        if not isinstance(content, Sequence) or not all(isinstance(block, Mapping) for block in content):
+            raise ValueError(f"the content of a post must be a list of blocks, each a dict: {EXAMPLE}")
+        if not content:
+            raise ValueError(f"the content of a post must have at least one block: {EXAMPLE}")
         now = self.clock.now()
         post = Post(
             id=post_id or new_id(),

@@ -48,6 +48,7 @@ def test_a_post_is_owed_to_the_servers_of_followers(on_each: Command) -> None:
     assert on_each("received", "--json").json == on_each("received", "--json", "-n", "1").json
     empty = on_each("post", "", "--as", "carol")
     assert (empty.status, empty.stdout) == (2, "")
+    assert "a post must say something" in empty.stderr
 
 
 def test_what_came_is_listed_the_latest_first(on_each: Command) -> None:

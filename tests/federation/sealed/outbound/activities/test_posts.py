@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 import pytest
 from pydantic import JsonValue
@@ -172,6 +173,23 @@ async def test_a_post_receivers_would_refuse_is_refused_here(
         async with node.outbox.transaction() as session:
             await node.producers.publish_post(session, author_id="alice", content=content)
     assert await all_of(node, Post) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("hello", "must be a list of blocks, each a dict"),
+        ({"type": "text", "value": "x"}, "must be a list of blocks, each a dict"),
+        ([], "must have at least one block"),
+        ([{"type": "poem"}], "unknown type, not one of 'text', 'image', 'video', 'audio', 'link'"),
+    ],
+)
+async def test_content_that_is_none_is_told_what_it_has_to_be(node: Federation, content: object, told: str) -> None:
+    """In words of the caller's, not of what validates it."""
+    given = cast("list[dict[str, JsonValue]]", content)  # a caller without types gives anything
+    with pytest.raises(ValueError, match=told):
+        async with node.outbox.transaction() as session:
+            await node.producers.publish_post(session, author_id="alice", content=given)
 
 
 async def test_a_node_without_a_url_has_no_producers(make_settings: MakeSettings) -> None:
