@@ -177,7 +177,7 @@ def _made() -> Federation:
     if adopted is not None:
         return adopted.another()
     settings = Settings.load()
-    settings.require_node_here()
+    settings.require_database()  # a queue that finds no file would tell how one without a node is made
     return Federation(settings)
 
 

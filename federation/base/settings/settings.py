@@ -276,12 +276,23 @@ class Settings(BaseSettings):
             NoNodeHere: see `require_node_here`.
             ConfigurationError: names each that does not exist.
         """
+        self._require_files({"DATABASE_URL": self.database_url, "QUEUE_URL": self.queue_url})
+
+    def require_database(self) -> None:
+        """Check as `require_files` does, but leave the queues, which tell by themselves what they lack.
+
+        Raises:
+            NoNodeHere, ConfigurationError: as `require_files`.
+        """
+        self._require_files({"DATABASE_URL": self.database_url})
+
+    def _require_files(self, named: Mapping[str, SecretStr | None]) -> None:
         self.require_node_here()
-        named = {"DATABASE_URL": self.database_url, "QUEUE_URL": self.queue_url}
         absent = {variable: file for variable, url in named.items() if (file := _absent(url))}
         if absent:
             raise ConfigurationError(
-                [f"{variable}: there is no database {file}; to make it, run `federation upgrade`"
+                [f"{variable}: there is no database {file}; go to the node's folder, or make it by `federation init`, "
+                 "or by `federation upgrade` if the settings are there"
                  for variable, file in absent.items()]
             )  # fmt: skip
 

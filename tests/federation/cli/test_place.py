@@ -13,7 +13,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from db import Database
+from federation.base.errors import ConfigurationError
 from federation.base.settings.settings import Settings
+from federation.runtime.nodes import get_federation
 from tests import warm
 from tests.federation.cli.conftest import LIMITED, Command
 from tests.federation.cli.elsewhere import on_the_node, owe
@@ -256,3 +258,14 @@ if os.geteuid() == 0:  # loaded before: nobody need not be able to read the code
     os.seteuid(65534)
 federation.cli.main(["init"])
 """
+
+
+def test_an_application_in_the_wrong_folder_is_sent_to_the_nodes(
+    empty_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its variables name a database that is not there; a queue by itself would name another command."""
+    monkeypatch.setenv("DATABASE_URL", "sqlite:///federation.sqlite3")
+    monkeypatch.setenv("BETTER_AUTH_URL", "http://127.0.0.1:8461")
+    with pytest.raises(ConfigurationError, match="go to the node's folder, or make it by `federation init`"):
+        get_federation()
+    assert list(empty_environment.iterdir()) == []
