@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import insert
 
-from db import DeliveryAttempt, FollowDirection, FollowState, RemoteActorKey
+from db import DeliveryAttempt, FollowDirection, FollowState, ReceivedState, RemoteActorKey
 from federation.activitypub.activities import JOB
 from federation.runtime.composition import Federation
 from tests.federation.activitypub.sender import ALICE, OWN
-from tests.federation.admin import activities
 from tests.federation.admin.activities import NOTE, B, C, add_alice, befriend, fall, lose_inbox, receive, send_note
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import on_the_node
@@ -125,7 +124,7 @@ async def know_key(node: Federation, actor: str) -> None:
 
 def test_what_others_sent_and_their_inboxes_may_be_meant(activitypub: Command) -> None:
     """Also by a wrong name of their server, and of this node."""
-    on_the_node(lambda node: receive(node, "activities/17", state=activities.ReceivedState.DONE))
+    on_the_node(lambda node: receive(node, "activities/17", state=ReceivedState.DONE))
     on_the_node(lambda node: lose_inbox(node, C))
     for typed, meant in (
         (f"{BOB}/activities/71", f"Is {BOB}/activities/17 meant?"),
