@@ -14,6 +14,7 @@ from federation.admin.blacklist import Entry
 from federation.admin.deliveries import deliveries
 from federation.admin.deliveries.deliveries import AttemptRow, DeliveryStats, Selection
 from federation.admin.inboxes import InboxRow, inboxes_at
+from federation.admin.named import Named, named
 from federation.admin.servers import misnamed, servers
 from federation.admin.servers.claims import Claim, claims
 from federation.admin.servers.known_keys import Ours, known_pair, meaning, refuses_signature
@@ -49,13 +50,14 @@ class Explanation:
     that are owed by a wire which this node does not have. `meant` names servers that are known here by a similar name,
     if this one is not. `lacks_jobs`: deliveries are ready, to whatever
     server, and the queue has no job at all. `ways` has the link of each wire that it speaks, `link` the one that is in
-    the way, if one is; `inboxes` are those that were asked about.
+    the way, if one is; `inboxes` are those that were asked about, `named` what else was, if that is no whole server.
     """
 
     url: str
     link: Link
     ways: Sequence[Way]
     inboxes: Sequence[InboxRow]
+    named: Named | None
     server: ServerRow | None
     since: datetime | None
     events: Sequence[HealthEvent]
@@ -80,7 +82,7 @@ class Explanation:
         """Whether there is something that an administrator should know."""
         backlog = self.backlog
         is_sick = not self.server.is_healthy if self.server else self._needs_registry
-        is_gone = any(inbox.gone_at for inbox in self.inboxes)
+        is_gone = any(inbox.gone_at for inbox in self.inboxes) or (self.named is not None and not self.named.known)
         is_held = self.rules or any(way.link.hold(self.at) for way in self.ways) or self.knows is Ours.MISSING
         is_claimed = any(claim.proved for claim in self.claims)
         return bool(is_sick or is_gone or is_held or is_claimed or backlog.failed or backlog.held or backlog.expired)
@@ -95,6 +97,7 @@ class Explanation:
         if not self.known:
             yield from self._unknown()
             return
+        yield from () if self.named is None else self.named.sentences()
         for inbox in self.inboxes:
             yield from inbox.sentences(self.at)
         yield from self.hindrances()
@@ -116,8 +119,9 @@ class Explanation:
             yield "It is this node itself."
             return
         yield "Nobody here knows it: it is not in the registry, and no delivery to it is owed or on record."
-        if self.meant:
-            yield misnamed.question(self.meant)
+        meant = [*(self.named.meant if self.named else ()), *self.meant]
+        if meant:
+            yield misnamed.question(meant)
         yield f"`federation servers discover {self.url}` asks it who it is, as a first delivery would."
 
     def hindrances(self) -> Iterator[str]:
@@ -249,6 +253,8 @@ async def explain(
         Unreachable: the queue does not answer.
     """
     database = federation.database
+    whole = servers.whole_url(typed or url)
+    inboxes = await inboxes_at(database, whole)
     server = await servers.show(database, url)
     backlog = backlog or await deliveries.stats(database, Selection(server_url=url), servers=1)
     ways = await ways_to(federation, url, registered=server is not None, backlog=backlog)
@@ -262,7 +268,8 @@ async def explain(
         url=url,
         link=link,
         ways=ways,
-        inboxes=await inboxes_at(database, typed or url),
+        inboxes=inboxes,
+        named=None if inboxes else await named(database, whole, own_url=federation.own_url),
         server=server,
         since=since,
         events=events,
@@ -290,7 +297,8 @@ def _is_known(told: Explanation) -> bool:
     backlog = told.backlog
     on_record = told.server or told.rules or told.claims or told.events or told.scorecard or told.attempts
     owed = backlog.open or backlog.failed or backlog.expired
-    return bool(on_record or owed or told.inboxes) or any(is_on_record(way.link) for way in told.ways)
+    is_named = told.inboxes or (told.named is not None and told.named.known)
+    return bool(on_record or owed or is_named) or any(is_on_record(way.link) for way in told.ways)
 
 
 async def _lacks_jobs(federation: Federation) -> bool:
