@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from db import DEFAULT_WIRE, AttemptNote, LinkState
 from federation.activitypub.codes import ALLOWS_HTTP, PLAIN_HTTP
 from federation.admin import blacklist
+from federation.admin import queues as queue_admin
 from federation.admin.blacklist import Entry
 from federation.admin.deliveries import deliveries
 from federation.admin.deliveries.deliveries import AttemptRow, DeliveryStats, Selection
@@ -48,9 +49,10 @@ class Explanation:
 
     `since` is when its health became what it is; `max_age` is when held deliveries expire. `unknown_wires` counts those
     that are owed by a wire which this node does not have. `meant` names servers that are known here by a similar name,
-    if this one is not. `lacks_jobs`: deliveries are ready, to whatever
-    server, and the queue has no job at all. `ways` has the link of each wire that it speaks, `link` the one that is in
-    the way, if one is; `inboxes` are those that were asked about, `named` what else was, if that is no whole server.
+    if this one is not. `lacks_jobs`: deliveries are ready, to whatever server, and the queue has no job at all.
+    `lacks_workers`: some are ready for this one, and no process delivers. `ways` has the link of each wire that it
+    speaks, `link` the one that is in the way, if one is; `inboxes` are those that were asked about, `named` what else
+    was, if that is no whole server.
     """
 
     url: str
@@ -73,6 +75,7 @@ class Explanation:
     knows: Ours | None
     own_url: str | None
     lacks_jobs: bool
+    lacks_workers: bool
     move: Move | None
     known: bool
     meant: Sequence[str]
@@ -85,7 +88,12 @@ class Explanation:
         is_gone = any(inbox.gone_at for inbox in self.inboxes) or (self.named is not None and not self.named.known)
         is_held = self.rules or any(way.link.hold(self.at) for way in self.ways) or self.knows is Ours.MISSING
         is_claimed = any(claim.proved for claim in self.claims)
-        return bool(is_sick or is_gone or is_held or is_claimed or backlog.failed or backlog.held or backlog.expired)
+        is_ill = is_sick or is_gone or is_held or is_claimed or self.lacks_workers
+        return bool(is_ill or backlog.failed or backlog.held or backlog.expired)
+
+    def last_seen(self, server: ServerRow) -> datetime:
+        """Return when it was last well: the registry is not told each time, an attempt that is shown may be later."""
+        return max([server.last_seen, *(each.started_at for each in self.attempts if each.code is None)])
 
     @property
     def _needs_registry(self) -> bool:
@@ -127,7 +135,11 @@ class Explanation:
     def hindrances(self) -> Iterator[str]:
         """Say how deliveries go; of several wires, by each. To a blacklisted server none does."""
         yield from (self._rule(rule) for rule in self.rules)
+        if self.lacks_workers:
+            yield f"Nothing is sent: {queue_admin.NOBODY_DELIVERS}."
         for way in () if self.rules else self.ways:
+            if self.lacks_workers and way.is_free(self.at):
+                continue
             for sentence in way.sentences(self.at, max_age=self.max_age):
                 yield sentence if len(self.ways) == 1 else f"By {way.wire}: {sentence}"
 
@@ -145,7 +157,7 @@ class Explanation:
             return
         since = f" since {moment(self.since)} ({ago(self.at - self.since)})" if self.since else ""
         if server.is_healthy:
-            yield f"It is healthy{since}; last seen {ago(self.at - server.last_seen)} ago."
+            yield f"It is healthy{since}; last seen {ago(self.at - self.last_seen(server))} ago."
             return
         yield f"It is unhealthy{since}{self._reason(server)}."
         if self.link.state is LinkState.UP:
@@ -212,7 +224,9 @@ class Explanation:
             assert backlog.oldest_ready is not None
             verb = "is" if backlog.ready == 1 else "are"
             age = ago(self.at - backlog.oldest_ready)
-            if self.lacks_jobs:
+            if self.lacks_workers:
+                yield f"{counted(backlog.ready)} to it {verb} to be sent, the oldest made {age} ago."
+            elif self.lacks_jobs:
                 yield (
                     f"{counted(backlog.ready)} to it {verb} to be sent, the oldest made {age} ago, and no job is in the"
                     " queue, which has lost its data: a process that delivers adds the jobs within a minute."
@@ -285,6 +299,7 @@ async def explain(
         knows=known_pair(federation.keys, server.knows_key) if server else None,
         own_url=federation.own_url,
         lacks_jobs=await _lacks_jobs(federation),
+        lacks_workers=backlog.ready > 0 and not await queue_admin.is_delivering(federation),
         move=await move_of(database, link, claimed),
         known=True,
         meant=(),

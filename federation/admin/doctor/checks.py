@@ -282,6 +282,8 @@ async def backlog(federation: Federation) -> Found:
         return warning(f"{text}; {_are(plain, 'to go to plain http')}", f"{ALLOWS_HTTP}, where workers run")
     if found.open and not await last_runs(federation.database):
         return warning(text, "no process that delivers has ever run: `federation run`, or `federation workers run`")
+    if found.ready and not await queue_admin.is_delivering(federation):
+        return warning(text, queue_admin.NOBODY_DELIVERS)
     if unknown:
         return warning(text, "nothing sends them until it is there again; they expire as all that is held")
     if found.held_by_reason.keys() & _HELD_BY_TROUBLE:

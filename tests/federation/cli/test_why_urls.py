@@ -11,7 +11,7 @@ from federation.runtime.composition import Federation
 from tests.federation.activitypub.sender import ALICE, OWN
 from tests.federation.admin.activities import NOTE, B, C, add_alice, befriend, fall, lose_inbox, receive, send_note
 from tests.federation.cli.conftest import Command
-from tests.federation.cli.elsewhere import on_the_node
+from tests.federation.cli.elsewhere import at_work, on_the_node
 from tests.federation.cli.test_json import SCHEMA, matches
 
 BOB, CAROL = f"{B}/users/bob", f"{C}/users/carol"
@@ -99,6 +99,7 @@ def test_an_actor_of_others_is_told_by_its_follows_and_key(activitypub: Command)
     on_the_node(lambda node: befriend(node, CAROL))
     on_the_node(lambda node: befriend(node, CAROL, direction=FollowDirection.FOLLOWING, state=FollowState.REJECTED))
     on_the_node(lambda node: know_key(node, CAROL))
+    on_the_node(at_work)
     done = activitypub("why", CAROL)
     title, first, *_ = done.stdout.splitlines()
     assert (done.status, title) == (0, C)
