@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache, partial
@@ -116,7 +117,10 @@ class FollowHandlers:
         if not await self._database.rows(_OURS, {"actor": followed}):
             return None
         recipient = await self._shown(activity.actor)
-        return recipient if recipient is not None and self._can_be_sent_to(recipient) else None
+        if recipient is None:
+            return None
+        alone = replace(recipient, shared_inbox=None)
+        return next((each for each in (recipient, alone) if self._can_be_sent_to(each)), None)
 
     async def _shown(self, actor: str) -> Recipient | None:
         """Ask the actor's server, but for one that is asked about enough of its actors, or if enough others are."""
