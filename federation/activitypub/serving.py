@@ -289,7 +289,7 @@ class Serving:
         return row is not None and row.removed_at is None
 
     async def _namesake(self, name: str) -> str | None:
-        """Return the actor that has had this name longest, or else it in other cases: Misskey asks for it in lower case."""
+        """Return the actor that has had this name longest, or else in other cases: Misskey asks in lower case."""
         ends = f"/{quote(name)}", f"/@{quote(name)}"
         rows = await self._database.rows(_NAMESAKES, {"found_by": quote(name).lower()})
         alike = [row.id for row in sorted(rows)]

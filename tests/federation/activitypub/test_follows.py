@@ -397,13 +397,12 @@ async def test_an_accept_may_be_taken_back(meeting: Meeting) -> None:
 @pytest.mark.parametrize("thing", [ALICE, [ALICE], {"id": ALICE, "type": "Person"}])
 async def test_who_blocks_one_of_ours_is_followed_no_more(meeting: Meeting, thing: object) -> None:
     """As several servers end a follow by Block alone. Whom he follows himself he says by himself."""
-    made = await meeting.asks()
     await meeting.has_follower(meeting.bob)
-    await meeting.receives({"type": "Accept", "object": made})
+    await meeting.receives({"type": "Accept", "object": (made := await meeting.asks())})
     before = await meeting.rows()
-    await meeting.receives({"type": "Block", "object": thing}, by=meeting.carol)
-    assert await meeting.rows() == before
-    await meeting.receives({"type": "Block", "object": thing})
+    for by in (meeting.carol, meeting.bob):
+        assert await meeting.rows() == before
+        await meeting.receives({"type": "Block", "object": thing}, by=by)
     assert await meeting.rows() == before | {("bob", "following"): (REJECTED, made["id"])}
 
 
