@@ -433,6 +433,19 @@ async def test_a_follow_that_has_ended_is_not_answered(meeting: Meeting, name: s
     assert await meeting.rows() == {("bob", "following"): (PENDING, made["id"])}
 
 
+@pytest.mark.parametrize(("name", "state"), [("Accept", ACCEPTED), ("Reject", REJECTED)])
+async def test_a_late_answer_with_the_whole_follow_is_about_the_next_one(
+    meeting: Meeting, name: str, state: FollowState
+) -> None:
+    """A limit that the manual names: what others write into an answer for an id is not relied on."""
+    ended = await meeting.asks()
+    async with meeting.sender.outbox.transaction() as session:
+        await session.run_sync(follows.unfollow, local=ALICE, remote=meeting.bob)
+    made = await meeting.asks()
+    await meeting.receives({"type": name, "object": ended})
+    assert await meeting.rows() == {("bob", "following"): (state, made["id"])}
+
+
 async def test_an_answer_is_not_about_what_another_one_was_asked(meeting: Meeting) -> None:
     """Neither his own follow nor hers is answered by what bob says of the Follow that carol got."""
     his, hers = await meeting.asks(), await meeting.asks(meeting.carol)
