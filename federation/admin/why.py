@@ -130,7 +130,8 @@ class Explanation:
         meant = [*(self.named.meant if self.named else ()), *self.meant]
         if meant:
             yield misnamed.question(meant)
-        yield f"`federation servers discover {self.url}` asks it who it is, as a first delivery would."
+        asks = f"`federation servers discover {self.url}` asks it who it is"
+        yield f"{asks}, as a first delivery by {DEFAULT_WIRE} would."
 
     def hindrances(self) -> Iterator[str]:
         """Say how deliveries go; of several wires, by each. To a blacklisted server none does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -33,6 +34,8 @@ Reason: TypeAlias = Annotated[
     ),
 ]
 
+_ACCOUNT: Final = re.compile(r"(acct:|@)?[^@/:]+@[^@/]+")
+"""As users of ActivityPub write who they are: `@bob@b.example`."""
 MOST_TO_WAIT: Final = 8
 """Seconds to wait for a server while somebody waits for us; with start and end this is less than ten."""
 
@@ -290,7 +293,8 @@ def why(url: Reason, as_json: AsJson = False) -> None:
         name = servers.server_url(url)
     except UrlError as error:
         near = with_database(lambda database: misnamed.meant(database, url))
-        fail(str(error), *([misnamed.question(near)] if near else []))
+        wrong = f"{url} is an account; give the URL of its actor" if _ACCOUNT.fullmatch(url) else str(error)
+        fail(wrong, *([misnamed.question(near)] if near else []))
     answer = with_node(lambda federation: _explained(federation, name, url))
     if as_json:
         print_json(answer.told)

@@ -14,14 +14,17 @@ from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import at_work, on_the_node
 from tests.federation.cli.test_json import SCHEMA, matches
 
+pytestmark = pytest.mark.spread("database_url")
+
 BOB, CAROL = f"{B}/users/bob", f"{C}/users/carol"
 NOBODY = "Nobody here knows it: this node has no such actor, and no activity of that id is owed, or on record as sent."
 
 
 @pytest.fixture
-def activitypub(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+def activitypub(command: Command, monkeypatch: pytest.MonkeyPatch, database_url: str) -> Command:
     """Commands of a node with alice, whose note is owed to bob's server and two more; that is down."""
     monkeypatch.setenv("FEDERATION_ACTIVITYPUB", "1")
+    monkeypatch.setenv("DATABASE_URL", database_url)
     on_the_node(add_alice)
     on_the_node(send_note)
     on_the_node(lambda node: fall(node, B))
@@ -141,6 +144,15 @@ def test_what_others_sent_and_their_inboxes_may_be_meant(activitypub: Command) -
 def test_a_server_without_a_registry_may_be_meant(activitypub: Command) -> None:
     """It is known by its link."""
     assert f"Is {B} meant?" in activitypub("why", "https://b.exmaple").stdout
+
+
+@pytest.mark.parametrize("account", ["@bob@b.example", "bob@b.example", "acct:bob@b.example"])
+def test_an_account_is_told_from_a_url(activitypub: Command, account: str) -> None:
+    """Wrong usage, which asks for what is taken."""
+    done = activitypub("why", account)
+    assert (done.status, done.stdout) == (2, "")
+    assert f"{account} is an account; give the URL of its actor" in done.stderr
+    assert f"Is {B} meant?" in done.stderr
 
 
 @pytest.mark.parametrize("end", ["x" * 1_900, "?" * 1_900, "/a" * 900, "%00", "\u202e"])
