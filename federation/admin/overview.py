@@ -1,6 +1,7 @@
 """How the node does: what the last hour brought, and what is owed.
 
-Reads what was counted ahead of time, some 300 rows.
+Reads what was counted ahead of time, some 300 rows. Where nothing has counted for a while, because nothing that
+delivers runs, it looks at up to 200 deliveries of each state itself.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import Select, bindparam, func, select, union_all
 from sqlmodel import col
 
 from db import AttemptMinute, AttemptOutcome, Database, DeliveryJob, DeliveryState, DeliveryTotal, HoldReason
 from federation.rollups.attempts import BOUNDS_MS
+from federation.rollups.job import INTERVAL
 
+OLD: Final = 2 * INTERVAL
+"""A count that is older is not believed by itself: the job `rollups` does not run, or takes long."""
+MOST_LOOKED_AT: Final = 200
 HOUR: Final = timedelta(hours=1)
 MINUTE: Final = timedelta(minutes=1)
 
@@ -43,15 +48,27 @@ class LastHour:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owed:
+class Counts:
     """How many deliveries are in each state, as of `counted_at`, which is None before the first count.
 
-    `oldest` is when the oldest owed delivery was made, as of now.
+    Of the states in `more` there are at least these, as of now: too many to be counted by whoever looks.
     """
 
     counted_at: datetime | None
     states: Mapping[DeliveryState, int]
     held_by_reason: Mapping[HoldReason, int]
+    more: frozenset[DeliveryState] = frozenset()
+
+    @property
+    def is_old(self) -> bool:
+        """Whether they are no news: a count is long ago, or there was none."""
+        return self.counted_at is None or datetime.now(UTC) - self.counted_at > OLD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owed(Counts):
+    """Deliveries by state. `oldest` is when the oldest owed delivery was made, as of now."""
+
     oldest: datetime | None
 
     @property
@@ -90,15 +107,51 @@ async def owed(database: Database) -> Owed:
         states[row.state] += row.deliveries
         if row.held_reason:
             reasons[HoldReason(row.held_reason)] = row.deliveries
+    last = Counts(counted_at=counted_at, states=states, held_by_reason=reasons)
+    now = await brought_up_to_date(database, last)
     oldest = [
         (await database.rows(_OLDEST, {"state": state}))[0][0] for state in (DeliveryState.READY, DeliveryState.HELD)
     ]
     return Owed(
-        counted_at=counted_at,
-        states=states,
-        held_by_reason=reasons,
+        counted_at=now.counted_at,
+        states=now.states,
+        held_by_reason=now.held_by_reason,
+        more=now.more,
         oldest=min((at for at in oldest if at is not None), default=None),
     )
+
+
+async def brought_up_to_date(database: Database, last: Counts, *, server_url: str | None = None) -> Counts:
+    """Return the last count, of all deliveries or of those to a server; if it is old, with what is seen now.
+
+    Of a state with 200 deliveries or more the number is that of the last count, if that is not less.
+    """
+    if not last.is_old:
+        return last
+    now = datetime.now(UTC)
+    parts = [_some(state, server_url).subquery(f"some_{state.value}") for state in DeliveryState]
+    some = select(union_all(*(select(part) for part in parts)).subquery()).subquery()
+    seen, reasons = dict.fromkeys(DeliveryState, 0), dict[HoldReason, int]()
+    for state, reason, number in await database.rows(select(*some.c, func.count()).group_by(*some.c)):
+        seen[state] += number
+        if reason is not None:
+            reasons[reason] = number
+    full = {state for state, number in seen.items() if number >= MOST_LOOKED_AT}
+    kept = {state for state in full if last.states[state] >= seen[state]}
+    return Counts(
+        counted_at=last.counted_at if kept else now,
+        states={state: last.states[state] if state in kept else number for state, number in seen.items()},
+        held_by_reason=last.held_by_reason if DeliveryState.HELD in kept else reasons,
+        more=frozenset(full - kept),
+    )
+
+
+def _some(state: DeliveryState, server_url: str | None) -> Select[DeliveryState, HoldReason | None]:
+    """Return the query for the oldest deliveries in a state, by an index."""
+    query = select(col(DeliveryJob.state), col(DeliveryJob.held_reason)).where(col(DeliveryJob.state) == state)
+    if server_url is not None:
+        query = query.where(col(DeliveryJob.server_url) == server_url)
+    return query.order_by(col(DeliveryJob.created_at), col(DeliveryJob.id)).limit(MOST_LOOKED_AT)
 
 
 def quantile(latencies: Sequence[int], part: float) -> float | None:

@@ -31,7 +31,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenWorker:
-    """A worker of a queue, and how many jobs it holds. A `silent` one was not heard of for 3 min: it may have died."""
+    """A worker of a queue, and how many jobs it holds. A `silent` one was not heard of for 90 s: it may have died."""
 
     queue: str
     id: str

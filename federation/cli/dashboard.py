@@ -59,14 +59,15 @@ def _print_account(name: str, *, viewer: bool, token: bool, as_json: bool) -> No
     """Print an account. The password is asked for, or the first line of stdin; a token is shown once, on stderr."""
     with needing_the_extra():
         from workers.dashboard.accounts import Role, hash_password, make_token, parse_accounts
-    if token:
-        secret, digest = make_token()
-        typer.echo(f"the token, which is shown once: {secret}", err=True)
-    else:
-        password = typer.prompt("Password", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
-        digest = hash_password(password.rstrip("\n"))
-    line = f"{name}:{(Role.VIEWER if viewer else Role.OPERATOR).value}:{digest}"
     try:
+        if token:
+            secret, digest = make_token()
+            typer.echo(f"the token, which is shown once: {secret}", err=True)
+        else:
+            asked = sys.stdin.isatty()
+            password = typer.prompt("Password", hide_input=True, err=True) if asked else sys.stdin.readline()
+            digest = hash_password(password.rstrip("\n"))
+        line = f"{name}:{(Role.VIEWER if viewer else Role.OPERATOR).value}:{digest}"
         parse_accounts(line)
     except ValueError as error:
         fail(str(error))

@@ -169,7 +169,7 @@ def repair(
 def list_workers(wide: Wide = False, columns: Columns = None, as_json: AsJson = False) -> None:
     """List running workers, and those that fell silent.
 
-    A worker is silent that was not heard of for 3 min: it may have died.
+    A worker is silent that was not heard of for 90 s: it may have died.
     """
     from federation.admin import queues
     from federation.admin.words import ago

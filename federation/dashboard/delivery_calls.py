@@ -13,7 +13,7 @@ from federation.admin.deliveries.bulk import BulkDeliveries
 from federation.admin.deliveries.bulk_jobs import BulkJobs, BulkProgress
 from federation.admin.deliveries.deliveries import DeliveryRow, Selection, show
 from federation.admin.deliveries.pages import page_of_deliveries
-from federation.dashboard.delivery_fate import gone_how, job_of, what_next
+from federation.dashboard.delivery_fate import gone_how, job_of, unheard, what_next
 from federation.dashboard.delivery_pages import LONGEST_ID, MOST_AT_ONCE, Choice, count_changed
 from federation.dashboard.orders import MOST_ROWS, Node, api_order
 from federation.dashboard.server_pages import named_server
@@ -123,7 +123,8 @@ async def show_delivery(node: Node, delivery_id: Id) -> DeliveryAnswer:
             raise Refusal(404, "There is no such delivery, and the log knows no attempt at it.")
         return DeliveryAnswer(id=delivery_id, delivery=None, next=gone_how(attempts), attempts=attempts)
     row, _ = found
-    told = what_next(row, await job_of(node, row))
+    job = await job_of(node, row)
+    told = what_next(row, job, await unheard(node, row, job))
     return DeliveryAnswer(id=row.id, delivery=row, next=told, attempts=attempts)
 
 

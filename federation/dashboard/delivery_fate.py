@@ -10,10 +10,10 @@ from db import AttemptOutcome, DeliveryState, HoldReason
 from federation.admin.attempts import LoggedAttempt
 from federation.admin.deliveries.deliveries import DeliveryRow
 from federation.delivery.rows import series_job_id
-from workers.dashboard.catalog import answer
+from workers.dashboard.catalog import NoAnswer, answer
 from workers.dashboard.text import ago, short, since
 from workers.errors import WorkersError
-from workers.jobs import JobStatus
+from workers.jobs import JobState, JobStatus
 
 if TYPE_CHECKING:
     from federation.runtime.composition import Federation
@@ -33,12 +33,30 @@ async def job_of(federation: Federation, row: DeliveryRow) -> JobStatus | None:
     try:
         queue = federation.delivery_queues.of(row.job_name)
         return await answer(queue.get_status(series_job_id(row.id, row.series)))
-    except WorkersError:
+    except (WorkersError, NoAnswer):
         return None
 
 
-def what_next(row: DeliveryRow, job: JobStatus | None) -> str:
-    """Say what becomes of the delivery."""
+async def unheard(federation: Federation, row: DeliveryRow, job: JobStatus | None) -> str | None:
+    """Say for how long the worker that holds the job has not been heard of, if that is longer than a lease.
+
+    One that lives renews its lease several times before it ends.
+    """
+    if job is None or job.state is not JobState.PROCESSING or job.worker_id is None:
+        return None
+    try:
+        workers = await answer(federation.delivery_queues.of(row.job_name).manage.workers())
+    except (WorkersError, NoAnswer):
+        return None
+    seen_at = next((each.seen_at for each in workers if each.id == job.worker_id), None)
+    if seen_at is None:
+        return "for long"
+    is_late = datetime.now(UTC) - seen_at > federation.settings.federation_lease
+    return f"since {seen_at:%d %b %H:%M:%S} UTC" if is_late else None
+
+
+def what_next(row: DeliveryRow, job: JobStatus | None, unheard: str | None = None) -> str:
+    """Say what becomes of the delivery; *unheard* is what `unheard` says of its job's worker."""
     match row.state:
         case DeliveryState.HELD:
             why = _HELD_FOR[row.held_reason] if row.held_reason else "its time"
@@ -53,7 +71,9 @@ def what_next(row: DeliveryRow, job: JobStatus | None) -> str:
     if job.next_run_at is not None:
         left = ago(job.next_run_at - datetime.now(UTC))
         return f"It is tried again in {left}: attempt {job.attempt + 1} of {job.max_attempts}."
-    if job.state.value == "processing":
+    if unheard is not None:
+        return f"Its worker has not been heard of {unheard}, and its lease is over: the next worker tries it again."
+    if job.state is JobState.PROCESSING:
         return f"It is being sent: attempt {job.attempt} of {job.max_attempts}."
     return f"Its job is {job.state.value}, made {since(job.created_at)} ago."
 

@@ -18,7 +18,7 @@ from federation.admin.deliveries.bulk_jobs import BulkJobs
 from federation.admin.deliveries.deliveries import OPEN, AnyState, Selection
 from federation.admin.deliveries.pages import page_of_deliveries
 from federation.base.settings.types import parse_duration
-from federation.dashboard.delivery_fate import gone_how, job_of, what_next
+from federation.dashboard.delivery_fate import gone_how, job_of, unheard, what_next
 from federation.dashboard.delivery_tabs import TABS, state_counts
 from federation.dashboard.orders import command, ordered
 from federation.dashboard.server_pages import named_server
@@ -142,7 +142,7 @@ class DeliveryPages:
             "here": DELIVERIES.path,
             "row": row,
             "attempts": attempts,
-            "next": what_next(row, job),
+            "next": what_next(row, job, await unheard(self._federation, row, job)),
             "job": job,
             "job_id": job_id,
             "queue": self._federation.delivery_queues.of(row.job_name).storage.queue,

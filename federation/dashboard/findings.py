@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 INTERVAL: Final = timedelta(minutes=1)
-SHARE: Final = 200
+SHARE: Final = 50
 """An examination is followed by a pause of at least so many times the time it took."""
-FIRST: Final = timedelta(seconds=3)
-"""How long a page waits for the first examination."""
+PATIENCE: Final = timedelta(seconds=3)
+"""How long a page waits for the first examination, and for the first one after nobody has looked for a while."""
 CLOSING: Final = timedelta(seconds=1)
 CHECKS_OF_COMMANDS: Final = frozenset({"open files"})
 """Checks of the process that examines, which is not the one that delivers."""
@@ -54,11 +54,16 @@ class Examinations:
         self._running: asyncio.Task[None] | None = None
 
     async def last(self) -> Examination | None:
-        """Return the last examination; None if the first has not ended yet, for which this waits a moment."""
-        if self._running is None and monotonic() >= self._due:
+        """Return the last examination; None if the first has not ended yet.
+
+        This waits a moment for the first one, and for the one that begins because nobody has looked for a minute: what
+        was found before that may be long over. Pages that stay open never wait.
+        """
+        late = monotonic() - self._due
+        if self._running is None and late >= 0:
             self._running = asyncio.create_task(self._examine(), name="dashboard-doctor")
-        if self._last is None and self._running is not None:
-            await asyncio.wait([self._running], timeout=FIRST.total_seconds())
+        if self._running is not None and (self._last is None or late >= INTERVAL.total_seconds()):
+            await asyncio.wait([self._running], timeout=PATIENCE.total_seconds())
         return self._last
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from workers.dashboard.catalog import QueueCatalog, QueueLine, Queues
 from workers.dashboard.feed import Fragments, LiveSource, Parameters
 from workers.dashboard.rendering import MenuItem, Templates
 from workers.dashboard.site import SitePart
-from workers.dashboard.text import counted, grouped
+from workers.dashboard.text import counted, grouped, since
 from workers.dashboard.visit import Visit
 
 OVERVIEW: Final = MenuItem(title="Overview", path="/")
@@ -125,10 +125,12 @@ def _of_queues(lines: list[QueueLine]) -> dict[str, object]:
 def _lede(hour: LastHour, owed: Owed) -> tuple[str, str]:
     """Say first what stands, then what was done."""
     held, ready = owed.states[DeliveryState.HELD], owed.states[DeliveryState.READY]
-    if held:
-        first = f"{counted(held, 'delivery')} {'is' if held == 1 else 'are'} held."
-    elif ready:
-        first = f"{counted(ready, 'delivery')} {'is' if ready == 1 else 'are'} on the way."
+    state, number, how = (DeliveryState.HELD, held, "held") if held else (DeliveryState.READY, ready, "on the way")
+    if number and owed.counted_at is not None and owed.is_old:
+        first = f"{counted(number, 'delivery')} {'was' if number == 1 else 'were'} {how} {since(owed.counted_at)} ago."
+    elif number:
+        least = "At least " if state in owed.more else ""
+        first = f"{least}{counted(number, 'delivery')} {'is' if number == 1 else 'are'} {how}."
     else:
         first = "Nothing is owed."
     delivered = hour.attempts[AttemptOutcome.DELIVERED]

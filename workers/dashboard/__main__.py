@@ -82,9 +82,12 @@ def _make_account(name: str, role: Role, *, token: bool) -> int:
         secret, digest = make_token()
         print(f"the token, which is shown once: {secret}", file=sys.stderr)  # noqa: T201 - a command's answer
     else:
-        digest = hash_password(
-            getpass.getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
-        )
+        password = getpass.getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+        try:
+            digest = hash_password(password)
+        except ValueError as error:
+            print(f"no account is made: {error}", file=sys.stderr)  # noqa: T201 - a command's answer
+            return 2
     print(f"{name}:{role}:{digest}")  # noqa: T201 - a command's answer
     return 0
 

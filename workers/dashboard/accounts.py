@@ -16,9 +16,10 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final
 
-from argon2 import PasswordHasher
+from argon2 import DEFAULT_HASH_LENGTH, PasswordHasher, extract_parameters
 from argon2.exceptions import InvalidHashError, VerificationError
 
+SHORTEST_PASSWORD: Final = 8
 LONGEST_SECRET: Final = 1_000
 TOKEN_PREFIX: Final = "sha256:"  # noqa: S105 - names the kind of a hash
 
@@ -61,17 +62,35 @@ def _parsed(word: str) -> Account:
     if not NAME_FORM.fullmatch(name):
         raise ValueError("an account is written name:role:hash, its name in letters, digits and ._@-")
     if role not in list(Role):
-        raise ValueError(f"the role of {name} is viewer or operator")
+        raise ValueError(f"the role of {name} must be viewer or operator")
     if digest.startswith(TOKEN_PREFIX):
         if not _DIGEST.fullmatch(digest.removeprefix(TOKEN_PREFIX)):
             raise ValueError(f"the token of {name} is sha256: and 64 hex digits")
-    elif not digest.startswith("$argon2"):
-        raise ValueError(f"the hash of {name} is one of Argon2, as the command that makes accounts prints it")
+    elif not _is_whole(digest):
+        raise ValueError(
+            f"the hash of {name} must be one of Argon2, whole, as the command that makes accounts prints it"
+        )
     return Account(name=name, role=Role(role), hash=digest)
 
 
+def _is_whole(digest: str) -> bool:
+    """Tell whether it is a hash of Argon2. With a part cut off nobody could log in, and nothing would say why."""
+    try:
+        return extract_parameters(digest).hash_len >= DEFAULT_HASH_LENGTH
+    except (ValueError, LookupError):  # InvalidHashError is a ValueError; of other remains it says nothing
+        return False
+
+
 def hash_password(password: str) -> str:
-    """Return the hash of a password, as an account has it."""
+    """Return the hash of a password, as an account has it.
+
+    Raises:
+        ValueError: the password is too short to keep anybody out, or too long to be logged in with.
+    """
+    if len(password.strip()) < SHORTEST_PASSWORD:
+        raise ValueError(f"a password must have at least {SHORTEST_PASSWORD} characters, spaces around it not counted")
+    if len(password) > LONGEST_SECRET:
+        raise ValueError(f"a password must have at most {LONGEST_SECRET} characters")
     return PasswordHasher().hash(password)
 
 
@@ -101,14 +120,19 @@ class Accounts:
 
     def of_token(self, token: str) -> Account | None:
         """Return the account whose token this is. Passwords are none, and the check is quick."""
+        if not token:
+            return None
         given = TOKEN_PREFIX + _digest(token[:LONGEST_SECRET])
         same = [each for each in self._accounts.values() if hmac.compare_digest(given.encode(), each.hash.encode())]
         return same[0] if same else None
 
     def check(self, name: str, secret: str) -> Account | None:
-        """Return the account if this is its password or token; an unknown name takes as long as a known one."""
+        """Return the account if this is its password or token; an unknown name takes as long as a known one.
+
+        An empty secret is nobody's, even if somebody has made a hash of it.
+        """
         account = self._accounts.get(name)
-        if len(secret) > LONGEST_SECRET:
+        if not secret or len(secret) > LONGEST_SECRET:
             return None
         expected = self._nobodys if account is None else account.hash
         return account if self._is(secret, expected) else None

@@ -8,6 +8,7 @@ from workers.jobs.quarantine import Repaired, RepairOutcome, SetAside
 from workers.jobs.reading import (
     FAILURES_KEPT,
     HEARD_EVERY,
+    MISSED_AFTER,
     SILENT_AFTER,
     TERMINAL_EVENTS,
     CancelResult,
@@ -51,6 +52,7 @@ __all__ = [
     "FAILURES_KEPT",
     "HEARD_EVERY",
     "MESSAGE_CHARACTERS",
+    "MISSED_AFTER",
     "SILENT_AFTER",
     "STACK_CHARACTERS",
     "TERMINAL_EVENTS",

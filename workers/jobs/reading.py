@@ -172,6 +172,9 @@ def origin_of(worker_id: str) -> WorkerOrigin | None:
 HEARD_EVERY: Final = timedelta(minutes=1)
 """A worker claims or renews at least this often, also when it is idle, or full of jobs with long leases."""
 SILENT_AFTER: Final = 3 * HEARD_EVERY
+"""How long a lease goes on that ends later than any may: a clock that was ahead gave it."""
+MISSED_AFTER: Final = 1.5 * HEARD_EVERY
+"""A worker that lives was heard of by then, even if its storage was slow to answer it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +187,8 @@ class WorkerInfo:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it was not heard of for 3 min, by this machine's clock: it died, or does not reach the storage."""
-        return datetime.now(UTC) - self.seen_at > SILENT_AFTER
+        """Whether it was not heard of for 90 s, by this machine's clock: it died, or does not reach the storage."""
+        return datetime.now(UTC) - self.seen_at > MISSED_AFTER
 
     @property
     def origin(self) -> WorkerOrigin | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from html import unescape
 
 import pytest
 from sqlalchemy import update
 
-from db import DeliveryJob, DeliveryState
+from db import DeliveryJob, DeliveryState, DeliveryTotal
 from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups
 from federation.runtime.composition import Federation
-from tests.federation.dashboard.test_pages import PEER, owe
+from tests.federation.dashboard.node_data import NOW, PEER, owe
 from tests.federation.rows_read import watched
 from tests.workers.dashboard.browsing import Person
 
@@ -32,7 +33,6 @@ async def test_tabs_say_how_many_there_are(federation: Federation, acting: NodeS
     await owe(federation, "a", "b", "c")
     await owe(federation, "d", "e", state=DeliveryState.FAILED)
     await owe(federation, "f", state=DeliveryState.EXPIRED, url=OTHER)
-    assert set(tabs(await person.sees("/deliveries")).values()) == {None}
     await Rollups(federation.database)()
     page = await person.sees("/deliveries?state=failed")
     assert tabs(page) == {"all": 6, "open": 3, "ready": 0, "held": 3, "failed": 2, "expired": 1}
@@ -44,6 +44,21 @@ async def test_tabs_say_how_many_there_are(federation: Federation, acting: NodeS
     assert 'href="/delivery?id=f"' in await person.sees(unescape(leads[1]))
     assert set(tabs(await person.sees("/deliveries?code=TIMEOUT")).values()) == {None}
     assert set(tabs(await person.sees("/deliveries?older=2h")).values()) == {None}
+
+
+async def test_tabs_of_a_node_that_is_down_count_what_is_there(federation: Federation, acting: NodeSite) -> None:
+    """Nobody counts for them: a last count, if there is one, is long ago."""
+    person = Person(acting.site.app)
+    await owe(federation, "a", "b")
+    await owe(federation, "c", url=OTHER)
+    page = await person.sees("/deliveries")
+    assert tabs(page) == {"all": 3, "open": 3, "ready": 0, "held": 3, "failed": 0, "expired": 0}
+    await Rollups(federation.database)()
+    await owe(federation, "d", url=OTHER)
+    async with federation.database.transaction() as session:
+        await session.execute(update(DeliveryTotal).values(counted_at=NOW - timedelta(minutes=7)))
+    assert tabs(await person.sees("/deliveries"))["held"] == 4
+    assert tabs(await person.sees(f"/deliveries?server={OTHER}"))["held"] == 2
 
 
 @pytest.mark.parametrize("query", ["", "?state=held", f"?server={PEER}"])

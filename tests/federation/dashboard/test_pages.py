@@ -23,20 +23,25 @@ from db import (
     DeliveryAttempt,
     DeliveryJob,
     DeliveryState,
+    DeliveryTotal,
     HoldReason,
     ServerLink,
 )
 from federation.admin.deliveries import holds
 from federation.cli.app import app as cli
+from federation.dashboard import findings
 from federation.dashboard.node_site import NodeSite
+from federation.delivery.rows import series_job_id
 from federation.rollups.job import Rollups
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings, alter
 from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, NOW, PAGES, PEER, know, owe
 from tests.workers.dashboard.browsing import Person
+from workers.clock import monotonic
 from workers.dashboard.access import Access
 from workers.dashboard.feed import TROUBLE
+from workers.testing import steps
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -89,6 +94,27 @@ async def test_a_delivery_says_what_happens_next(federation: Federation, acting:
             await session.execute(update(DeliveryJob).where(col(DeliveryJob.id) == "held").values(held_reason=reason))
         assert "It is held, and waits for " in await person.sees("/delivery?id=held")
     assert "the log knows no attempt at it" in await person.sees("/delivery?id=none", status=404)
+
+
+async def test_a_delivery_whose_worker_died_is_not_being_sent(federation: Federation, acting: NodeSite) -> None:
+    """Once the worker is not heard of for longer than its lease, the page says so, and what comes next."""
+    await owe(federation, "a")
+    async with federation.database.transaction() as session:
+        await session.execute(update(DeliveryJob).values(state=DeliveryState.READY))
+    storage = federation.delivery_queue.storage
+    await federation.delivery_queue.start()
+    await steps.enqueue(storage, steps.job(series_job_id("a", 0)))
+    await steps.claim(storage, worker_id="dies", lease=timedelta(seconds=30))
+    person = Person(acting.site.app)
+    assert "It is being sent: attempt 1 of" in await person.sees("/delivery?id=a")
+    async with federation.database.transaction() as session:
+        await session.execute(text("UPDATE workers_seen SET seen_at = seen_at - 40000"))
+    page = await person.sees("/delivery?id=a")
+    assert re.search(r"Its worker has not been heard of since \d\d \w+ [\d:]+ UTC, and its lease is over", page)
+    assert "the next worker tries it again." in page
+    async with federation.database.transaction() as session:
+        await session.execute(text("DELETE FROM workers_seen"))
+    assert "Its worker has not been heard of for long, and its lease is over" in await person.sees("/delivery?id=a")
 
 
 @pytest.mark.parametrize(
@@ -276,13 +302,47 @@ async def test_what_was_given_up_needs_somebody(federation: Federation, acting: 
     assert "Nothing: every check" not in page
 
 
+async def test_what_needs_somebody_is_examined_anew_after_a_pause(
+    federation: Federation, acting: NodeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks again after a while does not read what is long over; the heading says how old it is."""
+    person = Person(acting.site.app)
+    assert ": 1 delivery given up" not in await person.sees("/")
+    await owe(federation, "failed", state=DeliveryState.FAILED)
+    page = await person.sees("/")
+    assert re.search(r'<h2>What needs somebody <span class="small soft">as of \d+ s ago</span></h2>', page)
+    assert ": 1 delivery given up" not in page
+    monkeypatch.setattr(findings, "monotonic", lambda: monotonic() + 3_600)
+    assert ": 1 delivery given up" in await person.sees("/")
+
+
+@pytest.mark.parametrize(
+    ("number", "counted", "told"),
+    [
+        (7, 0, "7 deliveries are held. "),
+        (300, 0, "At least 200 deliveries are held. "),
+        (300, 300, "300 deliveries were held 7 min "),
+        (0, 300, "Nothing is owed. "),
+    ],
+)
+async def test_a_count_that_is_old_is_not_told_as_news(
+    federation: Federation, acting: NodeSite, number: int, counted: int, told: str
+) -> None:
+    """Nothing counts while the node is down: the overview looks itself, and says how old the rest is."""
+    await owe(federation, *(f"a{each}" for each in range(number)))
+    count = {"state": DeliveryState.HELD, "held_reason": "", "deliveries": counted}
+    async with federation.database.transaction() as session:
+        await session.execute(insert(DeliveryTotal).values(**count, counted_at=NOW - timedelta(minutes=7)))
+    assert f'<p class="lede">{told}' in await Person(acting.site.app).sees("/")
+
+
 async def test_workers_that_are_not_heard_of_do_not_count(federation: Federation, acting: NodeSite) -> None:
     """The overview has those that live, and says that there are others."""
     storage = federation.delivery_queue.storage
     await federation.delivery_queue.start()
     await storage.claim("died", leases={"*": timedelta(minutes=1)}, limit=1)
     async with federation.database.transaction() as session:
-        await session.execute(text("UPDATE workers_seen SET seen_at = seen_at - 240000"))
+        await session.execute(text("UPDATE workers_seen SET seen_at = seen_at - 94000"))
     await storage.claim("lives", leases={"*": timedelta(minutes=1)}, limit=1)
     page = await Person(acting.site.app).sees("/")
     assert re.search(r'<dt>Workers</dt><dd><a href="/workers">1</a>', page)

@@ -169,6 +169,9 @@ async def test_an_account_is_made_by_the_command(node: Path) -> None:
     status, _, err = await command(node, "dashboard", "--new-account", "<b>", "--token")
     assert status == 2
     assert "name:role:hash" in err
+    status, out, err = await command(node, "dashboard", "--new-account", "ben", "--viewer", text=b"")
+    assert (status, out) == (2, "")
+    assert "a password must have at least 8 characters" in err
 
 
 @pytest.mark.parametrize(
@@ -176,6 +179,7 @@ async def test_an_account_is_made_by_the_command(node: Path) -> None:
     [
         ("federation_dashboard_bind", "0.0.0.0", "without an account it listens on loopback only"),
         ("federation_dashboard_accounts", "anna:s3cret", "FEDERATION_DASHBOARD_ACCOUNTS: the role of anna"),
+        ("federation_dashboard_accounts", "anna:operator:$argon2id", "FEDERATION_DASHBOARD_ACCOUNTS: the hash of anna"),
         ("federation_dashboard_url", "ops.example", "https://dashboard.example"),
         ("federation_dashboard_proxy_secret", SECRET, "name the proxy that says who asks"),
         ("federation_dashboard_proxies", "10.0.0.5", "nobody says who asks"),

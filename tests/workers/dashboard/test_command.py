@@ -83,7 +83,10 @@ async def test_what_it_cannot_do_it_says(arguments: list[str], accounts: str, to
 
 
 async def test_it_makes_accounts() -> None:
-    """Whose password is the first line of its input."""
+    """Whose password is the first line of its input, and is none if it is too short."""
+    status, out, err = await ended(await started("--make-account", "anna"), b"")
+    assert (status, out) == (2, "")
+    assert "no account is made: a password must have at least 8 characters" in err
     status, out, _ = await ended(await started("--make-account", "anna", "--role", "viewer"), b"secret word\n")
     assert status == 0
     assert out.startswith("anna:viewer:$argon2id$")

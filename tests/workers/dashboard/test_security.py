@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import tracemalloc
 from collections import Counter
 from datetime import timedelta
@@ -445,6 +446,15 @@ def test_an_account_comes_in_by_its_password_or_its_token() -> None:
     assert Accounts([bot]).check("nobody", token) is None
 
 
+def test_an_empty_secret_is_nobodys() -> None:
+    """Even of an account whose hash is one of it: older versions made such accounts."""
+    hashes = QUICK.hash(""), f"sha256:{hashlib.sha256().hexdigest()}"
+    for each in hashes:
+        accounts = Accounts(parse_accounts(f"ben:viewer:{each}"))
+        assert accounts.check("ben", "") is None
+        assert accounts.of_token("") is None
+
+
 def test_accounts_are_read_from_one_line() -> None:
     """What is malformed is refused without quoting a hash."""
     hashed = QUICK.hash("x")
@@ -455,11 +465,34 @@ def test_accounts_are_read_from_one_line() -> None:
         with pytest.raises(ValueError, match=r"account|role|hash|token|twice") as refused:
             parse_accounts(text)
         assert hashed not in str(refused.value)
+    with pytest.raises(ValueError, match="the role of anna must be viewer or operator"):
+        parse_accounts(f"anna:root:{hashed}")
+
+
+HEAD = "$argon2id$v=19$m=8,t=1,p=1$c2FsdHNhbHQ"
+DIGEST = "A" * 43
+
+
+@pytest.mark.parametrize(
+    "rest", ["$argon2id", "$argon2id$v=19", "$argon2id$v=19$m=8,t=x,p=1$YQ$YQ", HEAD, f"{HEAD}${DIGEST[1:]}"]
+)
+def test_a_hash_with_a_part_cut_off_is_refused_by_its_accounts_name(rest: str) -> None:
+    """A shell that expands `$`, or a line that was not copied whole; nobody could log in by it."""
+    with pytest.raises(ValueError, match="the hash of anna must be one of Argon2, whole"):
+        parse_accounts(f"anna:operator:{rest}")
+    assert parse_accounts(f"anna:operator:{HEAD}${DIGEST}")
 
 
 def test_a_password_is_hashed_so_that_it_takes_its_time() -> None:
     """By Argon2, with the parameters that RFC 9106 recommends."""
-    assert hash_password("x").startswith("$argon2id$v=19$m=65536,t=3,p=4$")
+    assert hash_password("x" * 8).startswith("$argon2id$v=19$m=65536,t=3,p=4$")
+
+
+@pytest.mark.parametrize("password", ["", " " * 12, "x", "sevench", " sevench ", "x" * 1_001])
+def test_a_password_that_keeps_nobody_out_is_no_password(password: str) -> None:
+    """Nor is one that is longer than what a login takes."""
+    with pytest.raises(ValueError, match="a password must have at"):
+        hash_password(password)
 
 
 def proxied(**headers: str) -> Request:
