@@ -29,6 +29,7 @@ HELD_FOR: Final = timedelta(days=7)
 
 MOST_CHANGES: Final = 20
 MOST_CODES: Final = 6
+MOST_LOSS_CODES: Final = 20
 MOST_ANOMALIES: Final = 20
 MOST_URLS: Final = 4
 MOST_QUARANTINE: Final = 30

@@ -130,9 +130,10 @@ def obligations(found: DataFrame, total: Row, history: Sequence[tuple[date, int,
     lost = _number("month.lost")
     most = found.where(_missing() > 0).orderBy(_missing().desc(), lost.desc(), "server_url")
     known = _known(total, findings.Obligations) | {"since": instant_of(total["since"])}
-    codes = found.select(sf.explode("month.loss_codes").alias("code", "lost")).groupBy("code").agg(sf.sum("lost"))
+    by_code = found.select(sf.explode("month.loss_codes").alias("code", "lost")).groupBy("code")
+    codes = by_code.agg(sf.sum("lost").alias("lost")).orderBy(sf.desc("lost"), "code").limit(findings.MOST_LOSS_CODES)
     return findings.Obligations(
-        **known, loss_codes=most_first(dict(codes.collect())), servers=_listed(most), history=tuple(history)
+        **known, loss_codes=dict(codes.collect()), servers=_listed(most), history=tuple(history)
     )
 
 
