@@ -25,7 +25,8 @@ SignGet: TypeAlias = Callable[[str], Awaitable[Mapping[str, str]]]
 PATIENCE: Final = timedelta(seconds=5)
 MOST_BYTES: Final = 256 * 1024
 MOST_REDIRECTS: Final = 2
-_GONE: Final = frozenset({401, 403, 404, 410})
+_GONE: Final = frozenset({403, 404, 410})
+"""Without 401: so Mastodon answers who signs, while it cannot fetch the key of that."""
 
 
 class ActorUnavailable(Exception):

@@ -143,12 +143,10 @@ async def test_a_follow_is_accepted(meeting: Meeting) -> None:
     accept = json.loads(text.payload)
     assert (accept["actor"], accept["type"], accept["to"]) == (ALICE, "Accept", [meeting.bob])
     assert accept["object"] == meeting.follow()
+    bob = Recipient(id=meeting.bob, inbox=f"{meeting.bob}/inbox", shared_inbox=f"{meeting.server.url}/inbox")
     async with meeting.sender.database.transaction() as session:
-        [follower] = await session.run_sync(followers_of, ALICE)
+        assert await session.run_sync(followers_of, ALICE) == [bob]
         assert await session.run_sync(followers_of, meeting.bob) == []
-    assert follower == Recipient(
-        id=meeting.bob, inbox=f"{meeting.bob}/inbox", shared_inbox=f"{meeting.server.url}/inbox"
-    )
 
 
 async def test_a_repeated_follow_is_answered_again(meeting: Meeting) -> None:
@@ -241,17 +239,18 @@ async def test_nobody_is_asked_about_a_follow_that_is_none_of_ours(meeting: Meet
 
 
 async def test_a_server_that_does_not_show_its_actor_now_is_asked_again(meeting: Meeting) -> None:
-    """Its failures end the attempt; an actor that is not there at all gets nothing."""
+    """Its failures end the attempt, as that it cannot verify us; an actor that is not there at all gets nothing."""
     path = meeting.bob.removeprefix(meeting.server.url)
-    meeting.server.routes[path] = respond(503, {}, b"")
-    with pytest.raises(ActorUnavailable, match="503"):
-        await meeting.receives(meeting.follow())
+    for status in (503, 401):
+        meeting.server.routes[path] = respond(status, {}, b"")
+        with pytest.raises(ActorUnavailable, match=str(status)):
+            await meeting.receives(meeting.follow())
     meeting.server.routes[path] = close()
     with pytest.raises(NetworkError):
         await meeting.receives(meeting.follow())
     uploaded = json.dumps({"id": meeting.bob, "inbox": f"{meeting.bob}/inbox"}).encode()
     for behaviour in (
-        respond(410, {}, b""),
+        *(respond(status, {}, b"") for status in (403, 404, 410)),
         respond(200, {"content-type": "application/json"}, uploaded),
         respond(200, {"content-type": "application/ld+json"}, uploaded),
     ):
