@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -107,6 +108,7 @@ class Worker:
             named_backoffs=NamedBackoffs(options.backoffs),
         )
         self._wanted = self._runner.handlers.leases(lease, every_name=not storage.capabilities.name_filter)
+        self._context = contextvars.copy_context()  # of `run`; what attempts begin with
         self._slots = Slots(concurrency, options.overtime)
         self._attempts: dict[str, Attempt] = {}  # by token
         self._linger = 0.0  # how long the last claim took
@@ -182,6 +184,7 @@ class Worker:
             StorageError: the storage is not fit for use from the start, as with missing tables. `ServerUnfit`: its
                 server may lose acknowledged jobs.
         """
+        self._context = contextvars.copy_context()
         self._stop.listen()
         try:
             if await self._connect():
@@ -330,7 +333,10 @@ class Worker:
             self._attempts[claim.token] = attempt
             self._slots.take(claim.token)
             self._leases.hold(claim, since=asked_at)
-            attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
+            # Not in the context of whoever settles, which may be another job's attempt, and is what that has set.
+            attempt.task = asyncio.create_task(
+                self._run_attempt(attempt), name=f"attempt-{claim.job_id}", context=self._context.copy()
+            )
 
     @property
     def _is_served(self) -> bool:
