@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -66,6 +66,8 @@ LONGEST_LINGER_SECONDS: Final = 0.02
 FORCED_STOP_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
+BROKEN_CHECK_SECONDS: Final = 1.0
+"""How long nothing is claimed after a `not_ready` that raised."""
 
 
 class Worker:
@@ -248,8 +250,8 @@ class Worker:
             free = self._slots.free
             if free == 0 or self._is_served:
                 continue
-            if (wait := self._not_ready()) is not None:
-                await self._stop.unless(wait)
+            if (wait := self._unready()) is not None:
+                await self._stop.unless(self._until_ready(wait))
                 continue
             try:
                 asked = self._appetite.of(free)
@@ -307,10 +309,25 @@ class Worker:
         """See `Claimer.may_claim`."""
         if self._stop.asked:
             return False
-        wait = self._not_ready()
+        wait = self._unready()
         if wait is not None:
             wait.close()  # the claim loop waits for it
         return wait is None
+
+    def _unready(self) -> Coroutine[object, object, None] | None:
+        """Ask `not_ready`; one that raises is reported, and as good as one that waits a little."""
+        try:
+            return self._not_ready()
+        except Exception as error:  # a bug there must not end the worker, nor keep a job from being settled
+            self._events.report(error)
+            return asyncio.sleep(BROKEN_CHECK_SECONDS)
+
+    async def _until_ready(self, wait: Coroutine[object, object, None]) -> None:
+        try:
+            await wait
+        except Exception as error:  # likewise
+            self._events.report(error)
+            await asyncio.sleep(BROKEN_CHECK_SECONDS)
 
     def start(self, claims: Sequence[Claim], asked_at: float, *, found_all: bool) -> bool:
         """See `Claimer.start`."""
