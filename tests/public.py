@@ -42,6 +42,7 @@ MODULES: Final = (
 )
 """Modules whose every exported name is public."""
 MORE: Final[Mapping[str, tuple[str, ...]]] = {
+    "db.url": ("parse_url",),
     "federation.tasks": ("enqueue_task", "task"),
     "workers.clock": ("ManualClock",),
     "workers.dashboard.access": ("Access",),

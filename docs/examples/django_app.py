@@ -1,10 +1,11 @@
-"""A Django application: notes that are posts, too, for the servers of whoever follows their author.
+"""A Django application: notes that are posts, too, for the servers that their author posts to.
 
 One file; `python django_app.py` serves it.
 """
 
 import os
 import socketserver
+import sys
 from wsgiref.simple_server import WSGIServer, make_server
 
 import django
@@ -19,7 +20,8 @@ import federation.sync
 from db.url import parse_url
 
 load_dotenv(".env")  # as the node reads it; what the environment has goes first
-url = parse_url(os.environ["DATABASE_URL"])
+text = os.environ.get("DATABASE_URL") or sys.exit("start this in a node's folder, which `federation init` makes")
+url = parse_url(text)
 sqlite = {
     "ENGINE": "django.db.backends.sqlite3",
     "NAME": url.database,

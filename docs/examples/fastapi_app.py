@@ -1,9 +1,10 @@
-"""A FastAPI application: notes that are posts, too, for the servers of whoever follows their author.
+"""A FastAPI application: notes that are posts, too, for the servers that their author posts to.
 
 It has a plain and an asynchronous endpoint.
 """
 
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -20,7 +21,8 @@ import federation.sync
 from db.url import parse_url
 
 load_dotenv(".env")  # as the node reads it; what the environment has goes first
-engine = create_engine(parse_url(os.environ["DATABASE_URL"]))
+url = os.environ.get("DATABASE_URL") or sys.exit("start this in a node's folder, which `federation init` makes")
+engine = create_engine(parse_url(url))
 notes = Table("notes", MetaData(), Column("id", Integer, primary_key=True), Column("text", Text))
 notes.create(engine, checkfirst=True)
 

@@ -1,6 +1,7 @@
-"""A Flask application: notes that are posts, too, for the servers of whoever follows their author."""
+"""A Flask application: notes that are posts, too, for the servers that their author posts to."""
 
 import os
+import sys
 
 from dotenv import load_dotenv
 from flask import Flask, request
@@ -11,7 +12,8 @@ import federation.sync
 from db.url import parse_url
 
 load_dotenv(".env")  # as the node reads it; what the environment has goes first
-engine = create_engine(parse_url(os.environ["DATABASE_URL"]))
+url = os.environ.get("DATABASE_URL") or sys.exit("start this in a node's folder, which `federation init` makes")
+engine = create_engine(parse_url(url))
 notes = Table("notes", MetaData(), Column("id", Integer, primary_key=True), Column("text", Text))
 notes.create(engine, checkfirst=True)
 app = Flask(__name__)
