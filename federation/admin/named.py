@@ -120,7 +120,7 @@ async def _meant(database: Database, url: str, own_url: str | None) -> Sequence[
     actors = [row.id for row in await database.rows(above.order_by(col(ActivityActor.id).desc()).limit(MOST_NAMED))]
     candidates = {each for column in _COLUMNS for each in await _neighbours(database, column, url)}
     ratios = {each: _likeness(url, each) for each in candidates - {*actors}}
-    near = sorted((each for each in ratios if ratios[each] >= NEAR), key=lambda each: (-ratios[each], each))
+    near = sorted((each for each in ratios if ratios[each]), key=lambda each: (-ratios[each], each))
     return [*actors, *near][:MOST_NAMED]
 
 
@@ -147,10 +147,10 @@ def _above(url: str) -> Iterator[str]:
 
 
 def _likeness(one: str, other: str) -> float:
-    """Return how much the two are alike: the least of their hosts and of what follows these. 1 is most."""
+    """Return how much the hosts and what follows them are alike, 1 at most; 0 unless each is almost the same."""
     (host, rest), (other_host, other_rest) = _parts(one), _parts(other)
-    alike = min(_ratio(host_of(host), host_of(other_host)), _ratio(rest, other_rest))
-    return alike if alike >= NEAR else 0
+    ratios = _ratio(host_of(host), host_of(other_host)), _ratio(rest, other_rest)
+    return ratios[0] * ratios[1] if min(ratios) >= NEAR else 0
 
 
 def _ratio(one: str, other: str) -> float:

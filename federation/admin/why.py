@@ -127,7 +127,7 @@ class Explanation:
             yield "It is this node itself."
             return
         yield "Nobody here knows it: it is not in the registry, and no delivery to it is owed or on record."
-        meant = [*(self.named.meant if self.named else ()), *self.meant]
+        meant = (self.named.meant if self.named else ()) or self.meant
         if meant:
             yield misnamed.question(meant)
         asks = f"`federation servers discover {self.url}` asks it who it is"

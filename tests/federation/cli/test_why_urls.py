@@ -133,12 +133,19 @@ def test_what_others_sent_and_their_inboxes_may_be_meant(activitypub: Command) -
     for typed, meant in (
         (f"{BOB}/activities/71", f"Is {BOB}/activities/17 meant?"),
         (f"{C}/inbx", f"Is {C}/inbox meant?"),
-        ("https://b.exmaple/users/bob/activities/17", f"Is {BOB}/activities/17 or {B} meant?"),
-        (ALICE.replace("https", "http"), f"Is {ALICE} or"),
+        ("https://b.exmaple/users/bob/activities/17", f"Is {BOB}/activities/17 meant?"),
+        (ALICE.replace("https", "http"), f"Is {ALICE} meant?"),
         (ALICE.replace("a.example", "www.a.example"), f"Is {ALICE} meant?"),
     ):
         done = activitypub("why", typed)
         assert (done.status, meant in done.stdout) == (1, True), done.stdout
+
+
+def test_the_likeliest_comes_first(activitypub: Command) -> None:
+    """The whole rest may be right where only the host is mistyped."""
+    for name in ("bob1", "bob", "bob2"):
+        on_the_node(lambda node, name=name: befriend(node, f"{B}/users/{name}"))
+    assert f"Is {BOB}, {BOB}1 or {BOB}2 meant?" in activitypub("why", "https://b.exampel/users/bob").stdout
 
 
 def test_a_server_without_a_registry_may_be_meant(activitypub: Command) -> None:
