@@ -2,6 +2,7 @@
 
     python scripts/bench_analytics.py [--attempts 1000000 3000000 10000000] [--servers 10000] [--repeat 1]
     python scripts/bench_analytics.py --keep DIR --engines spark one-worker two-workers --attempts 10000000 100000000
+    python scripts/bench_analytics.py --engines spark store --store 's3://bucket/bench?endpoint_override=http://…'
 
 scripts/generate_attempts.py makes 30 days of attempts, half of them to one server. Every measurement is a process of
 its own, from its start to its last result on disk: `spark` computes all outputs, with 2 cores and a heap of 512 MiB for
@@ -9,7 +10,9 @@ driver and executor, which are one process here, and need as much again beside t
 the daily rows alone (DuckDB with the same percentiles, pandas with interpolated ones), each with at most 1 GiB of
 writable memory (RLIMIT_DATA; DuckDB knows its limit, and may spill). `one-worker` and `two-workers` compute what
 `spark` does, on a standalone cluster of this machine: a master, and workers with one core and an executor of 512 MiB
-each; their `cpu` is that of all processes, and `driver_mib` that of the driver alone. The first run of Spark on a
+each; their `cpu` is that of all processes, and `driver_mib` that of the driver alone. `store` computes what `spark`
+does from exports in a folder of `--store`, where its results go, too: the exports are copied there before, at no cost
+to what is measured. Python workers count with the driver, the store's own server does not. The first run of Spark on a
 machine also writes the archive of its classes when it ends; its time is not that of the others.
 
 With `--keep` every row is written to DIR/rows.jsonl as soon as it is measured, and exports stay: the same command goes
@@ -53,6 +56,8 @@ DAYS, UNTIL = 30, date(2026, 10, 31)
 NOW = datetime(2026, 10, 31, 3, tzinfo=UTC)
 ENGINES = ("spark", "pandas", "duckdb")
 WORKERS = {"one-worker": 1, "two-workers": 2}
+STORE = "store"
+OURS = ("spark", STORE, *WORKERS)
 STARTED_SECONDS = 180
 FEWEST_PARTS, BYTES_PER_PART = 2, 16 << 20
 DAILY_COLUMNS = ["server_url", "started_at", "duration_ms", "outcome", "error_code", "relayed_by", "request_bytes"]
@@ -63,19 +68,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attempts", nargs="+", type=int, default=[1_000_000, 3_000_000, 10_000_000])
     parser.add_argument("--servers", type=int, default=10_000)
-    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=(*ENGINES, *WORKERS))
+    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=(*ENGINES, STORE, *WORKERS))
+    parser.add_argument("--store", help="the folder of `store`; its credentials are in the environment")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each kind; medians are shown")
     parser.add_argument("--keep", type=Path, help="write exports and rows here, and go on with what is there")
     parser.add_argument("--minutes", type=float, default=120, help="how long each measurement may take")
-    parser.add_argument("--role", choices=(*ENGINES, *WORKERS), help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=(*ENGINES, STORE, *WORKERS), help=argparse.SUPPRESS)
     parser.add_argument("--exports", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--results", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if STORE in options.engines and not options.store:
+        parser.error(f"{STORE} needs --store")
     if options.role is None:
         benchmark(options)
     else:
         roles = {"spark": run_spark, "pandas": run_pandas, "duckdb": run_duckdb}
         roles |= {name: partial(run_cluster, count) for name, count in WORKERS.items()}
+        roles[STORE] = partial(run_store, options.store)
         print(json.dumps(roles[options.role](options.exports, options.results)))
 
 
@@ -94,7 +103,8 @@ def benchmark(options: argparse.Namespace) -> None:
                 for run in range(options.repeat):
                     key = {"engine": engine, "attempts": attempts, "servers": options.servers, "run": run}
                     results = Path(scratch) / f"{engine}-{attempts}-{run}"
-                    runs.append(known.measured(key, partial(child, engine, exports, results, options.minutes * 60)))
+                    measure = partial(child, engine, exports, results, options.minutes * 60, options.store)
+                    runs.append(known.measured(key, measure))
                     shutil.rmtree(results, ignore_errors=True)
                 rows.append({"engine": engine, "attempts": attempts, **median(runs)})
                 show(rows[-1])
@@ -127,9 +137,10 @@ def make_exports(exports: Path, *, attempts: int, servers: int) -> None:
     subprocess.run([*command, *(f"--{name}={value}" for name, value in sizes.items())], check=True, stdout=sys.stderr)
 
 
-def child(engine: str, exports: Path, results: Path, most_seconds: float) -> dict[str, Any]:
+def child(engine: str, exports: Path, results: Path, most_seconds: float, store: str | None) -> dict[str, Any]:
     """Return what a fresh process measured, or why it did not come to an end."""
     command = [sys.executable, __file__, "--role", engine, "--exports", str(exports), "--results", str(results)]
+    command += ["--store", store] if store else []
     started = time.monotonic()
     # Days are UTC days: Spark's session says so, the others use the process's time zone.
     process = subprocess.Popen(
@@ -150,7 +161,7 @@ def child(engine: str, exports: Path, results: Path, most_seconds: float) -> dic
         process.wait()
     seconds = time.monotonic() - started
     if process.returncode:
-        if engine in ("spark", *WORKERS):
+        if engine in OURS:
             raise SystemExit(f"{engine} failed:\n{err[-4000:]}")
         errors = [line for line in err.splitlines() if "Error" in line or "Exception" in line]
         return {"failed": errors[-1][:120] if errors else f"exit {process.returncode}"}
@@ -184,6 +195,35 @@ def run_spark(exports: Path, results: Path) -> dict[str, float]:
     work = work_of(exports, None, UNTIL)
     with session("local[2]", name="bench", settings={"spark.driver.memory": HEAP}, work=work) as spark:
         return measure_spark(spark, exports, results)
+
+
+def run_store(store: str, exports: Path, results: Path) -> dict[str, float]:
+    """Compute all outputs from exports in a store, and write them there."""
+    from federation.analytics.data.snapshots import open_for_writing, open_place
+    from federation.analytics.data.store_urls import parse_store_url
+    from federation.analytics.pipeline import work_of
+    from federation.analytics.session import session
+
+    folder = parse_store_url(store) / f"{results.name}-{time.time_ns()}"
+    begun = own_cpu()
+    copy_exports(exports, open_place(folder / "exports"))
+    copied = own_cpu() - begun
+    stored = open_place(folder / "exports")
+    work = work_of(stored, None, UNTIL)
+    with session("local[2]", name="bench", settings={"spark.driver.memory": HEAP}, work=work) as spark:
+        found = measure_spark(spark, stored, open_for_writing(folder / "results"))
+    return {**found, "cpu": found["cpu"] - copied}
+
+
+def copy_exports(exports: Path, stored: Any) -> None:
+    """Copy exports from a directory to a store."""
+    from federation.analytics.data.export import ATTEMPTS, STORED_UNDATED
+    from federation.analytics.data.results import UNDATED
+
+    for directory in sorted({file.parent for file in exports.rglob("*.parquet")}):
+        name = str(directory.relative_to(exports)).replace(f"{ATTEMPTS}/{UNDATED}", f"{ATTEMPTS}/{STORED_UNDATED}")
+        stored.place({name: [stored.send(file, name) for file in sorted(directory.glob("*.parquet"))]})
+    stored.commit()
 
 
 def run_cluster(workers: int, exports: Path, results: Path) -> dict[str, float]:
@@ -246,8 +286,9 @@ def told(log: Path, pattern: str) -> str:
     raise SystemExit(f"{log.name} did not start:\n{log.read_text()[-2000:]}")
 
 
-def measure_spark(spark: Any, exports: Path, results: Path) -> dict[str, float]:
-    from federation.analytics.data.inputs import read_exports
+def measure_spark(spark: Any, exports: Any, results: Any) -> dict[str, float]:
+    from federation.analytics.data.inputs import attempts_size, read_exports
+    from federation.analytics.data.snapshots import commit
     from federation.analytics.frames import Window
     from federation.analytics.pipeline import write_results
 
@@ -258,12 +299,13 @@ def measure_spark(spark: Any, exports: Path, results: Path) -> dict[str, float]:
     def told(text: str) -> None:
         begun.append((text.removeprefix("computing ").replace(" ", "_"), time.monotonic()))
 
-    write_results(inputs, results, window, now=NOW, told=told)
+    write_results(inputs, results, window, size=attempts_size(exports, window.days), now=NOW, told=told)
+    commit(results)
     told("done")
     phases = {name: after - at for (name, at), (_, after) in itertools.pairwise(begun)}
     jvm = spark.sparkContext._gateway.proc.pid
     return {
-        "cpu": own_cpu() + cpu_of(jvm),
+        "cpu": session_cpu(),
         "driver_mib": peak_mib(jvm),
         "heap_mib": live_heap_mib(spark),
         "python_mib": peak_mib(os.getpid()),
@@ -321,9 +363,15 @@ def own_cpu() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def cpu_of(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def session_cpu() -> float:
+    """Return the processor time of this process, its JVM and Spark's Python workers, which all are of one session."""
+    ticks = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == os.getsid(0):
+                ticks += sum(map(int, fields[11:15]))  # with those of its children that have ended
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mib(pid: int) -> float:

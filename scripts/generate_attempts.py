@@ -59,9 +59,9 @@ def directory(text: str) -> Path:
 
 def generate(options: argparse.Namespace) -> None:
     from federation.analytics.cli import tell
-    from federation.analytics.sample.generate import generate as make
-    from federation.analytics.sample.servers import History
     from federation.analytics.session import open_session
+    from scripts.made_up.generate import generate as make
+    from scripts.made_up.servers import History
 
     names = ("attempts", "servers", "days", "until", "seed", "hot_share")
     try:

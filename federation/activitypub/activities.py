@@ -33,6 +33,8 @@ CONTEXT: Final = "https://www.w3.org/ns/activitystreams"
 PUBLIC: Final = CONTEXT + "#Public"
 """Whom everybody is addressed by."""
 
+BLIND: Final = ("bto", "bcc")
+"""Whom nobody else is to see among the recipients."""
 ABOUT_OBJECT: Final = frozenset({"Create", "Update", "Delete", "Undo", "Accept", "Reject", "Add", "Remove"})
 """The types of activities that must not overtake others about the same object. An Undo's object is what it undoes."""
 
@@ -67,6 +69,7 @@ def parse(activity: Mapping[str, object] | str | bytes) -> Activity:
     members = _parsed(text)
     if not isinstance(members, dict):
         raise ValueError("activity: it must be a JSON object")
+    _check_blind(members)
     found = Activity(
         id=check_id("id", members.get("id")),
         type=_type(check_types(members.get("type"))),
@@ -77,6 +80,24 @@ def parse(activity: Mapping[str, object] | str | bytes) -> Activity:
     if _origin("id", found.id) != _origin("actor", found.actor):
         raise ValueError("id: its origin must be that of the actor, or receivers drop the activity")
     return found
+
+
+def _check_blind(members: Mapping[str, Any]) -> None:
+    """Check that nobody is named who is not to be seen: ActivityPub (6.2) forbids to deliver these members.
+
+    Raises:
+        ValueError: somebody is, by the activity or by what it is about.
+    """
+    left: list[Any] = [members]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left += each
+        elif isinstance(each, dict):
+            left.append(each.get("object"))
+            for name in BLIND:
+                if each.get(name):
+                    raise ValueError(f"{name}: all receivers would see it; say whom it is for to `send` alone")
 
 
 def ordering_key(inbox: str, activity: Activity) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Final
+from urllib.parse import quote, unquote_to_bytes
 
 from sqlalchemy import Executable, Table, bindparam, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -45,6 +46,7 @@ LONGEST_ACTOR: Final = MAX_URL_CHARACTERS - 64
 """With the fragments of its keys it is a URL still."""
 _SHOWN: Final = 200
 
+_ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 _KIND: Final = "rsa"
 _FIRST: Final = "#main-key"
 # What every URL library sends as it is. A segment of dots would be resolved by some.
@@ -89,6 +91,7 @@ class Actors:
         self._check(actor_url)
         known = session.execute(_KNOWN, {"actor": actor_url}).one_or_none()
         if known is None:
+            _check_escapes(actor_url)
             self._make(session, actor_url, is_instance=is_instance)
         elif known.removed_at is not None:
             session.execute(_RETURNED, {"actor": actor_url})
@@ -162,6 +165,18 @@ class Actors:
             raise ValueError(f"{shown}: longer than {LONGEST_ACTOR} characters")
         if not _PATH.fullmatch(actor_url, len(origin)):
             raise ValueError(f"{shown}: a fragment, or characters or dots that are written in more than one way")
+
+
+def _check_escapes(actor_url: str) -> None:
+    """Check that each escape of a new actor's URL is needed, and has one spelling.
+
+    Raises:
+        ValueError: others would ask for another URL. Mastodon writes `%40` as `@`, and looks for what we do not have.
+    """
+    for escape in _ESCAPE.findall(actor_url):
+        others = quote(unquote_to_bytes(escape), safe="!$&'()*+,;=:@")
+        if others != escape:
+            raise ValueError(f"actor {actor_url[:_SHOWN]!r}: {escape}, which others write as {others}")
 
 
 def found_by(actor_url: str) -> str:

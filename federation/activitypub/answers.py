@@ -1,8 +1,9 @@
 """What a receiver's answer to an activity says: taken, refused or away, to knock again, or to go elsewhere.
 
 Theory of operation. Receivers do not agree on how requests are signed, so a server that refuses one kind of signature
-with 400 or 401 is asked again, at once, by the other kind: it is knocked at twice, and one answer counts. The status
-decides; a body is nobody's word, except that a page in place of what came before shows that somebody else answers.
+with 400, 401 or maybe 403 is asked again, at once, by the other kind: it is knocked at twice, and one answer counts.
+The status decides; a body is nobody's word, except that a page in place of what came before shows that somebody else
+answers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from federation.protocol.urls import canonical_origin, host_of
 MOST_OF_BODY: Final = 64 * 1024
 """How many bytes of an answer's body are read; more change nothing."""
 LONGEST_REASON: Final = 80
-ABOUT_SIGNATURES: Final = frozenset({400, 401})
+UNAUTHORIZED: Final = 401
+FORBIDDEN: Final = 403
+ABOUT_SIGNATURES: Final = frozenset({400, UNAUTHORIZED})
 """What receivers answer who cannot read or verify a signature."""
 FOLLOWED: Final = frozenset({307, 308})
 """The redirects by which the same request is to be made elsewhere."""
@@ -53,9 +56,11 @@ def second_kind(first: Knock, remembered: str | None) -> SignatureKind | None:
     """Return the kind of signature to knock by once more, or None if the first answer counts.
 
     A 401 is about who asks. So may be a 400, unless the server is known to take this kind: then it is about the rest.
+    PeerTube says 403 where it cannot read a signature. It takes the older kind: who knows that, and says 403, means it.
     """
-    status = first.response.status
-    if status not in ABOUT_SIGNATURES or (status == 400 and remembered is not None):
+    status, is_newer = first.response.status, first.kind is SignatureKind.RFC9421
+    may_be_about_it = status in ABOUT_SIGNATURES or (status == FORBIDDEN and is_newer)
+    if not may_be_about_it or (status != UNAUTHORIZED and remembered is not None):
         return None
     return SignatureKind.CAVAGE if first.kind is SignatureKind.RFC9421 else SignatureKind.RFC9421
 

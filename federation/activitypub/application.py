@@ -56,6 +56,8 @@ ANSWERED_WITHIN: Final = timedelta(seconds=15)
 """How long `respond` waits for the database, and for keys of others, which take 5 s, and maybe 5 s before that."""
 
 _NODES: Final = "federation.runtime.nodes"
+_AS_THEY_ARE: Final = "/!$&'()*+,;=:@"
+"""What is not encoded in a path, where a server has only the decoded one: actors may be at `/@alice`."""
 
 
 class Parts(Protocol):
@@ -328,10 +330,10 @@ def target_of(scope: Scope) -> str:
 
 
 def _wanted(scope: Scope) -> Wanted:
-    mount = quote(scope.get("root_path", "").rstrip("/"))
+    mount = quote(scope.get("root_path", "").rstrip("/"), safe=_AS_THEY_ARE)
     # Servers need not have the path as it was sent; and by the older reading of `root_path` it lacks the mount.
     raw = scope.get("raw_path")
-    path = quote(scope["path"]) if raw is None else raw.decode("latin-1")
+    path = quote(scope["path"], safe=_AS_THEY_ARE) if raw is None else raw.decode("latin-1")
     if not f"{path}/".startswith(f"{mount}/"):
         path = mount + path
     query = scope.get("query_string", b"").decode("latin-1")

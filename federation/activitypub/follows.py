@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache, partial
@@ -23,7 +24,16 @@ from sqlalchemy.orm import Session
 
 from db import ActivityActor, ActivityFollow, Database, FollowDirection, FollowState, new_timed_id
 from federation.activitypub import activities, documents
-from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotTried, call, id_of, types_of
+from federation.activitypub.handlers import (
+    FollowDecision,
+    Handlers,
+    IncomingActivity,
+    NotTried,
+    call,
+    id_of,
+    one_of,
+    types_of,
+)
 from federation.activitypub.inboxes import Inboxes
 from federation.activitypub.outbound import Recipient, Senders
 from federation.activitypub.remote_actors import RemoteActors
@@ -61,7 +71,7 @@ _STATES: Final = {
 
 
 class FollowHandlers:
-    """What this node does with Follow, Undo of it, Accept, Reject, and the Delete of an actor."""
+    """What this node does with Follow, Accept, the Undo of either, Reject, Block, and the Delete of an actor."""
 
     def __init__(
         self,
@@ -107,7 +117,10 @@ class FollowHandlers:
         if not await self._database.rows(_OURS, {"actor": followed}):
             return None
         recipient = await self._shown(activity.actor)
-        return recipient if recipient is not None and self._can_be_sent_to(recipient) else None
+        if recipient is None:
+            return None
+        alone = replace(recipient, shared_inbox=None)
+        return next((each for each in (recipient, alone) if self._can_be_sent_to(each)), None)
 
     async def _shown(self, actor: str) -> Recipient | None:
         """Ask the actor's server, but for one that is asked about enough of its actors, or if enough others are."""
@@ -139,10 +152,13 @@ class FollowHandlers:
         if isinstance(prepared, Recipient):
             await self._asked(session, activity, prepared)
         if "Undo" in activity.types:
-            await session.run_sync(_undone, activity)
-        for name, answer in (("Accept", FollowDecision.ACCEPT), ("Reject", FollowDecision.REJECT)):
+            await session.run_sync(_undone, activity, self._clock.now())
+        for name, state in (("Accept", FollowState.ACCEPTED), ("Reject", FollowState.REJECTED)):
             if name in activity.types:
-                await session.run_sync(_told, activity, answer, self._clock.now())
+                await session.run_sync(_told, activity.actor, activity.object, state, self._clock.now())
+        if "Block" in activity.types:
+            following = {"type": "Follow", "actor": activity.object}
+            await session.run_sync(_told, activity.actor, following, FollowState.REJECTED, self._clock.now())
         if _ends_its_actor(activity):
             await session.execute(_ENDED, {"remote": activity.actor})
 
@@ -278,36 +294,46 @@ def _put(
     return was_accepted
 
 
-def _undone(session: Session, activity: IncomingActivity) -> None:
-    """Remove the follow that its own actor undoes."""
-    local = _our_end(activity, "object", other="actor")
+def _undone(session: Session, activity: IncomingActivity, now: datetime) -> None:
+    """Remove the follow that its own actor undoes, or take back what the other has accepted."""
+    thing = activity.object
+    if isinstance(thing, Mapping) and "Accept" in types_of(thing):
+        _told(session, activity.actor, one_of(thing.get("object")), FollowState.PENDING, now)
+        return
+    local = _our_end(thing, "object", actor=activity.actor, is_at="actor")
     if local is not None:
         session.execute(_REMOVED, {"local": local, "remote": activity.actor, "way": FollowDirection.FOLLOWER})
-    elif (follow_id := _url_of(activity.object)) is not None:
+    elif (follow_id := _url_of(thing)) is not None:
         named = {"remote": activity.actor, "follow": follow_id, "way": FollowDirection.FOLLOWER}
         session.execute(_REMOVED_BY_ID, named)
 
 
-def _told(session: Session, activity: IncomingActivity, answer: FollowDecision, now: datetime) -> None:
-    """Note what the actor that was asked has said. It may reject later what it had accepted."""
-    may_answer = [FollowState.PENDING, *([FollowState.ACCEPTED] if answer is FollowDecision.REJECT else [])]
-    values = {"remote": activity.actor, "into": _STATES[answer], "at": now, "from": may_answer}
-    local = _our_end(activity, "actor", other="object")
+def _told(session: Session, actor: str, thing: object, state: FollowState, now: datetime) -> None:
+    """Note what the actor that was asked has said of a Follow of ours."""
+    values = {"remote": actor, "into": state, "at": now, "from": _TOLD_OF[state]}
+    local = _our_end(thing, "actor", actor=actor, is_at="object")
     if local is not None:
         session.execute(_TOLD, {**values, "local": local})
-    elif (follow_id := _url_of(activity.object)) is not None:
+    elif (follow_id := _url_of(thing)) is not None:
         session.execute(_TOLD_BY_ID, {**values, "follow": follow_id})
 
 
-def _our_end(activity: IncomingActivity, end: str, *, other: str) -> str | None:
-    """Return the actor of ours in the Follow that an activity is about; None if it has only the id of that.
+_TOLD_OF: Final = {
+    FollowState.ACCEPTED: [FollowState.PENDING],
+    FollowState.REJECTED: [FollowState.PENDING, FollowState.ACCEPTED],
+    FollowState.PENDING: [FollowState.ACCEPTED],
+}
+"""What a follow may have been before it is this: it may be rejected after it was accepted, or be asked again."""
 
-    The other end of it is whoever sent the activity; what else it says does not count.
+
+def _our_end(thing: object, end: str, *, actor: str, is_at: str) -> str | None:
+    """Return the actor of ours at that end of a Follow; None if it has only the id of that.
+
+    At the other end is the actor who speaks of it; what else it says does not count.
     """
-    thing = activity.object
     if not isinstance(thing, Mapping) or "Follow" not in types_of(thing):
         return None
-    return _url_of(thing.get(end)) if id_of(thing.get(other)) in (None, activity.actor) else None
+    return _url_of(one_of(thing.get(end))) if id_of(one_of(thing.get(is_at))) in (None, actor) else None
 
 
 def _url_of(thing: object) -> str | None:

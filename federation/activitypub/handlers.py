@@ -62,7 +62,7 @@ class IncomingActivity:
     @property
     def object(self) -> Any:
         """What it is about: a URL, an object, several of them, or None."""
-        return self.members.get("object")
+        return one_of(self.members.get("object"))
 
     @property
     def object_id(self) -> str | None:
@@ -94,6 +94,11 @@ def types_of(members: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the types of an object, which may be one or a list."""
     value = members.get("type")
     return tuple(each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str))
+
+
+def one_of(thing: Any) -> Any:
+    """Return the thing in a list of one, which is that very thing in JSON-LD; or else what is given."""
+    return thing[0] if isinstance(thing, list) and len(thing) == 1 else thing
 
 
 def id_of(thing: object) -> str | None:

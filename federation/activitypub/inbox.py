@@ -48,8 +48,14 @@ BODY_TIMEOUT: Final = timedelta(seconds=10)
 KEY_RETRY_SECONDS: Final = 60
 SHARED_INBOX: Final = "/inbox"
 """All inboxes count as this one, where requests are counted by path: anybody makes up others."""
+NOT_HIS: Final = 422
+"""The answer to who signs what is not his to send, such as what he forwards. Mastodon sends again for days what gets
+401; for 403 clients are barred, but forwarding is no fault."""
 NAMED_ALIKE: Final = frozenset({"Follow", "Undo"})
 """Misskey names all Follows of one actor by another alike, and so their Undos: a later one is another activity."""
+
+_HOPES: Final = (401, NOT_HIS)
+"""Of several refusals one counts that may pass, such as 503, before what may not."""
 
 _KNOWN: Final = select(
     or_(
@@ -89,7 +95,7 @@ class _Sent:
     def check(self, claim: SignatureClaim, key: RemoteKey) -> None:
         """Check that the actor's own key made the signature."""
         if key.owner != self.actor:
-            raise Refused(Why.OWNER, 401, "The activity's actor is not the owner of the key")
+            raise Refused(Why.OWNER, NOT_HIS, "The activity's actor is not the owner of the key")
         claim.check_key(self.requested, key.public)
 
 
@@ -270,7 +276,7 @@ class ActivitiesInbox:
                 refusals.append(Refused(Why.SIGNATURE, 401, f"The signature does not count: {error}"))
             except Refused as refused:
                 refusals.append(refused)
-        raise max(refusals, key=lambda it: it.status)  # what may pass, before what will not
+        raise min(refusals, key=lambda it: _HOPES.index(it.status) if it.status in _HOPES else -1)
 
     async def _by_key(self, claim: SignatureClaim, sent: _Sent, errand: _Errand) -> RemoteKey:
         key = await self._found(claim, errand, even_gone=sent.is_its_end)
@@ -355,10 +361,10 @@ def _of_its_origin(claims: Sequence[SignatureClaim], activity: PostedActivity) -
     except UrlError:
         origin = ""
     if activity.id is not None and not is_on_origin(activity.id, origin):
-        raise Refused(Why.OWNER, 401, "The activity's id is not on its actor's origin")
+        raise Refused(Why.OWNER, NOT_HIS, "The activity's id is not on its actor's origin")
     fit = [claim for claim in claims if is_on_origin(claim.key_id, origin)]
     if not fit:
-        raise Refused(Why.OWNER, 401, "The key is not on the actor's origin")
+        raise Refused(Why.OWNER, NOT_HIS, "The key is not on the actor's origin")
     return fit
 
 

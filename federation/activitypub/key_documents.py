@@ -1,12 +1,14 @@
 """Documents of other servers that show the keys of actors, and which of them are believed: rules without I/O.
 
-Only the document of a key's owner says that the key is his: it names itself by the URL where it is, and lists the key.
-Anything else at the key's own URL, such as the key alone or a shortened actor, only says who the owner is. A document
-that has another type than activities have may be a file that somebody uploaded.
+Only the document of a key's owner says that the key is his: it names itself by the URL where it is, or by which its
+server led there, and lists the key. Anything else at the key's own URL, such as the key alone or a shortened actor,
+only says who the owner is; the key alone also says what it is, if the owner's document lists no more than its URL. A
+document that has another type than activities have may be a file that somebody uploaded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any, Final
@@ -36,25 +38,60 @@ class KeyGone(KeyRefused):
     """What showed a key is no more, by its server's word."""
 
 
-class Key(msgspec.Struct):
-    """What we read of a key."""
-
-    id: Any = None
-    owner: Any = None
-    publicKeyPem: Any = None  # noqa: N815 - as it is called there
-
-
 class Document(msgspec.Struct):
     """What we read of an actor, or of a key alone."""
 
     id: Any = None
+    type: Any = None
     owner: Any = None
-    publicKey: Key | list[Key] | None = None  # noqa: N815 - as it is called there
+    controller: Any = None
+    publicKey: Any = None  # noqa: N815 - as it is called there
+    publicKeyPem: Any = None  # noqa: N815 - as it is called there
 
     def listed(self, key_id: str) -> Key | None:
-        """Return the key with this id."""
-        keys = self.publicKey if isinstance(self.publicKey, list) else [self.publicKey]
-        return next((key for key in keys if key is not None and key.id == key_id), None)
+        """Return the key with this id; an actor's only one may also be named by the actor's own id."""
+        keys = [key for key in map(_key, _several(self.publicKey)) if key is not None]
+        is_named_by_actor = key_id == self.id and len(keys) == 1
+        return keys[0] if is_named_by_actor else next((key for key in keys if key.id == key_id), None)
+
+    def alone(self, key_id: str) -> Key | None:
+        """Return the key if this is the document of that, and of nobody's other things."""
+        return Key(key_id, _owner(self.owner, self.controller), self.publicKeyPem) if self.id == key_id else None
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether it stands for what is no more."""
+        return "Tombstone" in _several(self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that a document shows, or only names: then there is no `pem`."""
+
+    id: object
+    owner: object
+    pem: object
+
+
+def _key(told: object) -> Key | None:
+    if isinstance(told, str):
+        return Key(told, None, None)
+    if not isinstance(told, dict):
+        return None
+    return Key(told.get("id"), _owner(told.get("owner"), told.get("controller")), told.get("publicKeyPem"))
+
+
+def _owner(owner: object, controller: object) -> object:
+    """Return the owner of a key, by either name that there is for it, and in any of the forms of JSON-LD."""
+    told = _several(controller if owner is None else owner)
+    if not told:
+        return None
+    first = told[0] if len(told) == 1 else told
+    return first.get("id", first) if isinstance(first, dict) else first
+
+
+def _several(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 _DOCUMENT: Final = msgspec.json.Decoder(Document)
@@ -98,25 +135,36 @@ def read_document(body: bytes) -> Document:
         raise KeyRefused("the document is no actor's") from None
 
 
-def shown_by_owner(document: Document, url: str, key_id: str) -> ShownKey | None:
-    """Return the key as the document at *url* shows it, or None if that is not its owner's."""
-    key = document.listed(key_id)
-    if key is None or document.id != url or key.owner != url or not isinstance(key.publicKeyPem, str):
+def shown_by_owner(
+    document: Document, urls: AbstractSet[str], key_id: str, *, own: Document | None = None
+) -> ShownKey | None:
+    """Return the key as its owner's document shows it, or None if this is not that.
+
+    *urls* are where the document was asked for, and where it is. It may only name a key that has a document of its
+    *own*, which names the owner.
+    """
+    key, owner = document.listed(key_id), document.id
+    if key is None or not isinstance(owner, str) or owner not in urls or key.owner not in (None, owner):
         return None
-    return ShownKey(url, key.publicKeyPem)
+    if key.pem is None and own is not None:
+        key = own.alone(key_id)
+        if key is None or key.owner != owner:
+            return None
+    return ShownKey(owner, key.pem) if isinstance(key.pem, str) else None
 
 
 def owner_named(document: Document, key_id: str) -> str:
     """Return the owner that a document names which is not his; it is on the key's own origin.
 
     Raises:
-        KeyRefused: it names none.
+        KeyRefused: it names none; `KeyGone` if it stands for what is no more.
     """
-    key = document.listed(key_id)
-    owner = key.owner if key is not None else document.owner if document.id == key_id else None
-    if not isinstance(owner, str) or not is_on_origin(owner, canonical_origin(key_id)):
+    if document.is_tombstone:
+        raise KeyGone("the document is a tombstone")
+    key = document.listed(key_id) or document.alone(key_id)
+    if key is None or not isinstance(key.owner, str) or not is_on_origin(key.owner, canonical_origin(key_id)):
         raise KeyRefused("the document does not show the key, or an owner elsewhere")
-    return owner
+    return key.owner
 
 
 def is_on_origin(url: str, origin: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -31,11 +31,14 @@ class _Identified(msgspec.Struct):
     id: str
 
 
+_Things: TypeAlias = str | _Identified | list[str | _Identified]
+
+
 class PostedActivity(msgspec.Struct):
     """What is read of an activity."""
 
     type: str | list[str]
-    actor: str | _Identified
+    actor: _Things
     id: str | None = None
     object: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -46,7 +49,8 @@ class PostedActivity(msgspec.Struct):
 
     @property
     def actor_id(self) -> str:
-        return _id(self.actor)
+        """The URL of its actor; nothing if there are several, or none."""
+        return _id(self.actor) or ""
 
     @property
     def ends_its_actor(self) -> bool:
@@ -60,7 +64,7 @@ class PostedActivity(msgspec.Struct):
 
 
 _ACTIVITY: Final = msgspec.json.Decoder(PostedActivity)
-_OBJECT: Final = msgspec.json.Decoder[str | _Identified](str | _Identified)
+_OBJECT: Final = msgspec.json.Decoder[_Things](_Things)
 
 
 def read_posted(body: bytes) -> PostedActivity:
@@ -78,7 +82,7 @@ def read_posted(body: bytes) -> PostedActivity:
         raise NoActivity(f"The activity is nested more than {MOST_NESTED} levels deep")
     if not activity.kind.isprintable() or not 0 < len(activity.kind) <= MAX_TYPE_CHARACTERS:
         raise NoActivity("The activity has no type")
-    if not activity.actor_id.isprintable():
+    if not activity.actor_id or not activity.actor_id.isprintable():
         raise NoActivity("The activity has no actor")
     if any(len(url.encode()) > MOST_OF_URL for url in (activity.actor_id, activity.id or "")):
         raise NoActivity(f"The activity has an id, or an actor, of more than {MOST_OF_URL} bytes")
@@ -93,5 +97,8 @@ def is_nested(text: bytes, most: int) -> bool:
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > most
 
 
-def _id(named: str | _Identified) -> str:
+def _id(named: _Things) -> str | None:
+    """Return the URL of a thing, which may be in a list of one."""
+    if isinstance(named, list):
+        return _id(named[0]) if len(named) == 1 else None
     return named if isinstance(named, str) else named.id

@@ -6,21 +6,27 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
+from federation.activitypub.answers import followed
 from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON
-from federation.activitypub.handlers import is_of
+from federation.activitypub.handlers import id_of, is_of, one_of
 from federation.activitypub.key_documents import is_activity
 from federation.activitypub.outbound import Recipient
 from federation.http.client import FederationClient
 from federation.http.errors import BlockedUrl, BodyTooLarge
+from federation.http.guard import parse_target
+from federation.http.messages import REDIRECTS, Response
 from federation.protocol.encodings import parse_json
 from federation.protocol.errors import ProtocolError
+from workers.clock import monotonic
 
 SignGet: TypeAlias = Callable[[str], Awaitable[Mapping[str, str]]]
 """Returns the headers of a GET of that URL."""
 
 PATIENCE: Final = timedelta(seconds=5)
 MOST_BYTES: Final = 256 * 1024
-_GONE: Final = frozenset({401, 403, 404, 410})
+MOST_REDIRECTS: Final = 2
+_GONE: Final = frozenset({403, 404, 410})
+"""Without 401: so Mastodon answers who signs, while it cannot fetch the key of that."""
 
 
 class ActorUnavailable(Exception):
@@ -40,17 +46,15 @@ class RemoteActors:
         self._sign = sign
 
     async def recipient(self, actor: str) -> Recipient | None:
-        """Return an actor and its inboxes, if both are on its own origin: nobody may have us post to a third party.
+        """Return an actor and its inboxes, if they are on its own origin: nobody may have us post to a third party.
 
-        None: they are not, or there is no such actor.
+        A shared one elsewhere is left out. None: its own is elsewhere, or there is no such actor.
 
         Raises:
             ActorUnavailable, NetworkError: the server does not show it now.
         """
         try:
-            response = await self._client.fetch(
-                actor, headers=await self._sign(actor), timeout=PATIENCE, max_bytes=MOST_BYTES
-            )
+            response = await self._response(actor)
         except (BlockedUrl, BodyTooLarge):
             return None
         if response.status in _GONE:
@@ -60,19 +64,42 @@ class RemoteActors:
         is_document = is_activity(response.headers.get("content-type", ""))  # else it may be an uploaded file
         return recipient_of(response.body, actor) if is_document else None
 
+    async def _response(self, actor: str) -> Response:
+        """Return what is shown at an actor's URL, or where its server leads from there on the same origin."""
+        url, until = str(parse_target(actor).url), monotonic() + PATIENCE.total_seconds()
+        response = await self._ask(url, until)
+        for _ in range(MOST_REDIRECTS):
+            further = followed(response, url, by=REDIRECTS)
+            if further is None or not is_of(further, actor):
+                break
+            url = str(parse_target(further).url)
+            response = await self._ask(url, until)
+        return response
+
+    async def _ask(self, url: str, until: float) -> Response:
+        left = timedelta(seconds=max(until - monotonic(), 0))
+        return await self._client.fetch(url, headers=await self._sign(url), timeout=left, max_bytes=MOST_BYTES)
+
 
 def recipient_of(body: bytes, actor: str) -> Recipient | None:
-    """Return the actor as its document shows it; None if that is another's, or its inboxes are on another origin."""
+    """Return the actor as its document shows it; None if that is another's, or its inbox is on another origin."""
     try:
         document: Any = parse_json(body, limit=MOST_BYTES)
     except ProtocolError:
         return None
     if not isinstance(document, dict) or document.get("id") != actor:
         return None
-    inbox: Any = document.get("inbox")
-    endpoints = document.get("endpoints")
+    inbox, endpoints = _inbox(document.get("inbox"), actor), one_of(document.get("endpoints"))
     shared = endpoints.get("sharedInbox") if isinstance(endpoints, dict) else None
-    inboxes = [inbox] if shared is None else [inbox, shared]
-    if not all(isinstance(each, str) and is_of(each, actor) for each in inboxes):
+    return None if inbox is None else Recipient(id=actor, inbox=inbox, shared_inbox=_inbox(shared, actor))
+
+
+def _inbox(told: object, actor: str) -> str | None:
+    """Return the URL of an inbox as it is sent to; None if it is not on the actor's own origin."""
+    url = id_of(one_of(told))
+    if url is None or not is_of(url, actor):
         return None
-    return Recipient(id=actor, inbox=inbox, shared_inbox=shared)
+    try:
+        return str(parse_target(url).url)
+    except BlockedUrl:
+        return None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -306,17 +307,18 @@ class RemoteKeys:
             await self._database.transact(lambda it: it.execute(_FAILED, {"key": key_id, "at": now}))
 
     async def _shown(self, look: _Look) -> ShownKey:
-        document, url = await self._get(look.key_id.partition("#")[0], look)
-        shown = shown_by_owner(document, url, look.key_id)
+        first, urls = await self._get(look.key_id.partition("#")[0], look)
+        shown = shown_by_owner(first, urls, look.key_id)
         if shown is None:
-            document, url = await self._get(owner_named(document, look.key_id), look)
-            shown = shown_by_owner(document, url, look.key_id)
+            document, urls = await self._get(owner_named(first, look.key_id), look)
+            shown = shown_by_owner(document, urls, look.key_id, own=first)
         if shown is None:
             raise KeyRefused("the owner does not list the key")
         return shown
 
-    async def _get(self, url: str, look: _Look) -> tuple[Document, str]:
-        """Return a document and the URL where it is in the end."""
+    async def _get(self, asked: str, look: _Look) -> tuple[Document, AbstractSet[str]]:
+        """Return a document, and the URLs by which it was asked for and where it is in the end."""
+        url = asked
         response = await self._ask(url, look)
         while (further := followed(response, url, by=REDIRECTS)) is not None:
             look.redirects -= 1
@@ -331,7 +333,7 @@ class RemoteKeys:
             raise KeyRefused(f"the server answered {response.status}")
         if not is_activity(response.headers.get("content-type", "")):
             raise KeyRefused("the document has a type that actors do not have")
-        return read_document(response.body), url
+        return read_document(response.body), {asked, url}
 
     async def _ask(self, url: str, look: _Look) -> Response:
         try:

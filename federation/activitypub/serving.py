@@ -240,7 +240,9 @@ class Serving:
         resource = resources[0]
         scheme, _, rest = resource.partition(":")
         if scheme.lower() == "acct":
-            return await self._account(wanted, rest)
+            return await self._account(wanted, rest.removeprefix("@"))
+        if "@" in scheme:  # some leave out `acct:`
+            return await self._account(wanted, resource.removeprefix("@"))
         if scheme.lower() in ("https", "http") and rest.startswith("//"):
             return await self._named(wanted, resource)
         return problem(400, "The resource is neither an account (acct:name@host) nor a URL", _OPEN)
@@ -250,14 +252,15 @@ class Serving:
         if not name or not host or "/" in account or "@" in name:
             return problem(400, "The account is not of the form name@host", _OPEN)
 
-        async def found(url: object) -> Step:
+        async def found(url: object, name: str = name) -> Step:
             if not isinstance(url, str) or not await self._is_alive(url):
                 return unknown()
             return json_reply(documents.webfinger(f"acct:{name}@{host.lower()}", url), documents.JRD, _OPEN)
 
         if self._find is not None:
             return self._ask(wanted, self._find, account, then=found)
-        return await found(await self._namesake(name)) if host.lower() == self._host else unknown()
+        url = await self._namesake(name) if host.lower() == self._host else None
+        return unknown() if url is None else await found(url, documents.name_of(url))
 
     async def _named(self, wanted: Wanted, url: str) -> Step:
         """Answer for an actor's URL: its account has the name that its document has."""
@@ -286,10 +289,11 @@ class Serving:
         return row is not None and row.removed_at is None
 
     async def _namesake(self, name: str) -> str | None:
-        """Return the actor that has had this name longest. What ends alike in other cases is no namesake."""
-        ends = [f"/{quote(name)}", f"/@{quote(name)}"]
+        """Return the actor that has had this name longest, or else in other cases: Misskey asks in lower case."""
+        ends = f"/{quote(name)}", f"/@{quote(name)}"
         rows = await self._database.rows(_NAMESAKES, {"found_by": quote(name).lower()})
-        return next((row.id for row in sorted(rows) if row.id.endswith(tuple(ends))), None)
+        alike = [row.id for row in sorted(rows)]
+        return next((each for each in alike if each.endswith(ends)), next(iter(alike), None))
 
 
 async def _asked(asking: Asking) -> object:

@@ -13,10 +13,20 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
-from db import ActivityActor, ActivityKey, Database, DeliveryJob, DeliveryPayload, DeliveryState
+from db import (
+    ActivityActor,
+    ActivityKey,
+    Database,
+    DeliveryJob,
+    DeliveryPayload,
+    DeliveryState,
+    FollowDirection,
+    FollowState,
+)
 from federation.activitypub.actors import Actor
 from federation.activitypub.calls import parts_of
 from federation.activitypub.keys import KeyUnreadable, StoredKey, in_use, open_sealed, secrets_of, successor
+from federation.admin.follows import FollowCounts, counts_of
 from federation.admin.words import moment
 from federation.base.audit import Order, noted
 from federation.protocol.keys import KeyRing
@@ -80,11 +90,12 @@ class KeyPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnActor:
-    """An actor of this node with its keys, and how many deliveries in its name have a row, by state."""
+    """An actor of this node: its keys, how many deliveries in its name have a row, by state, and its follows."""
 
     actor: ActorRow
     keys: Sequence[KeyRow]
     states: Mapping[str, int]
+    follows: FollowCounts
 
     @property
     def is_well(self) -> bool:
@@ -107,6 +118,16 @@ class OwnActor:
                 yield f"From {moment(key.use_from)} on it signs with {key.key_id}."
         told = ", ".join(f"{number} {state}" for state, number in self.states.items())
         yield f"Deliveries in its name: {told or 'none is owed, or was given up lately'}."
+        yield from self._followed()
+
+    def _followed(self) -> Iterator[str]:
+        followers, following = (self.follows.get(each, {}) for each in FollowDirection)
+        accepted, asking = followers.get(FollowState.ACCEPTED, 0), followers.get(FollowState.PENDING, 0)
+        yield f"Its followers: {accepted}{f'; {asking} more to be answered' if asking else ''}."
+        accepted, asked = following.get(FollowState.ACCEPTED, 0), following.get(FollowState.PENDING, 0)
+        yield f"It follows {accepted}{f', and has asked {asked} more' if asked else ''}."
+        if self.follows:
+            yield f"`federation activitypub follows --actor {self.actor.id}` lists them."
 
 
 async def list_actors(federation: Federation, *, limit: int, after: str | None = None) -> ActorPage:
@@ -140,7 +161,8 @@ async def own_actor(federation: Federation, url: str) -> OwnActor | None:
     keys = await _keys_of(federation, [url])
     used = next((key.key_id for key in keys if key.state is KeyState.IN_USE), None)
     states = {row.state.value: row.number for row in await federation.database.rows(_in_the_name_of(url))}
-    return OwnActor(actor=ActorRow(**rows[0]._mapping, key_id=used), keys=keys, states=states)
+    follows = await counts_of(federation.database, url)
+    return OwnActor(actor=ActorRow(**rows[0]._mapping, key_id=used), keys=keys, states=states, follows=follows)
 
 
 async def add_actor(federation: Federation, url: str, *, is_instance: bool, order: Order | None = None) -> Actor:

@@ -84,10 +84,19 @@ async def list_follows(
     return FollowPage(follows=found, after=_cursor(found[-1]) if len(rows) > limit else None)
 
 
-async def counts(database: Database, actor: str) -> FollowCounts:
+async def counts_of(database: Database, actor: str) -> FollowCounts:
     """Count the follows of an actor of ours."""
+    return await _counts(database, col(ActivityFollow.local_actor) == actor)
+
+
+async def counts_with(database: Database, actor: str) -> FollowCounts:
+    """Count the follows of ours with an actor of others."""
+    return await _counts(database, col(ActivityFollow.remote_actor) == actor)
+
+
+async def _counts(database: Database, wanted: ColumnElement[bool]) -> FollowCounts:
     way, state = col(ActivityFollow.direction), col(ActivityFollow.state)
-    query = select(way, state, func.count().label("number")).where(col(ActivityFollow.local_actor) == actor)
+    query = select(way, state, func.count().label("number")).where(wanted)
     found: FollowCounts = {}
     for row in await database.rows(query.group_by(way, state).order_by(way, state)):
         found.setdefault(row.direction, {})[row.state] = row.number

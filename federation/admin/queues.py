@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 from federation.base.audit import Order, Record, recorded
 from federation.base.settings.reach import connect
 from workers import JobState, Queue
-from workers.jobs import RepairOutcome, SetAside
+from workers.jobs import SILENT_AFTER, RepairOutcome, SetAside
 
 if TYPE_CHECKING:
     from federation.runtime.composition import Federation
 
 CLEAN_BATCH: Final = 1_000
+NOBODY_DELIVERS: Final = "no process that delivers runs; `federation run`, or `federation workers run`, is one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,3 +193,10 @@ async def workers(queues: Sequence[Queue]) -> list[SeenWorker]:
             for each in await queue.manage.workers()
         ]
     return found
+
+
+async def is_delivering(federation: Federation) -> bool:
+    """Tell whether a process that delivers was heard of within three minutes; one that was killed counts so long."""
+    now = federation.clock.now()
+    seen = await workers(federation.delivery_queues.all)
+    return any(now - each.seen_at <= SILENT_AFTER for each in seen)

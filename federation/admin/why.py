@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from db import DEFAULT_WIRE, AttemptNote, LinkState
 from federation.activitypub.codes import ALLOWS_HTTP, PLAIN_HTTP
 from federation.admin import blacklist
+from federation.admin import queues as queue_admin
 from federation.admin.blacklist import Entry
 from federation.admin.deliveries import deliveries
 from federation.admin.deliveries.deliveries import AttemptRow, DeliveryStats, Selection
 from federation.admin.inboxes import InboxRow, inboxes_at
+from federation.admin.named import Named, named
 from federation.admin.servers import misnamed, servers
 from federation.admin.servers.claims import Claim, claims
 from federation.admin.servers.known_keys import Ours, known_pair, meaning, refuses_signature
@@ -47,15 +49,17 @@ class Explanation:
 
     `since` is when its health became what it is; `max_age` is when held deliveries expire. `unknown_wires` counts those
     that are owed by a wire which this node does not have. `meant` names servers that are known here by a similar name,
-    if this one is not. `lacks_jobs`: deliveries are ready, to whatever
-    server, and the queue has no job at all. `ways` has the link of each wire that it speaks, `link` the one that is in
-    the way, if one is; `inboxes` are those that were asked about.
+    if this one is not. `lacks_jobs`: deliveries are ready, to whatever server, and the queue has no job at all.
+    `lacks_workers`: some are ready for this one, and no process delivers. `ways` has the link of each wire that it
+    speaks, `link` the one that is in the way, if one is; `inboxes` are those that were asked about, `named` what else
+    was, if that is no whole server.
     """
 
     url: str
     link: Link
     ways: Sequence[Way]
     inboxes: Sequence[InboxRow]
+    named: Named | None
     server: ServerRow | None
     since: datetime | None
     events: Sequence[HealthEvent]
@@ -71,6 +75,7 @@ class Explanation:
     knows: Ours | None
     own_url: str | None
     lacks_jobs: bool
+    lacks_workers: bool
     move: Move | None
     known: bool
     meant: Sequence[str]
@@ -80,10 +85,15 @@ class Explanation:
         """Whether there is something that an administrator should know."""
         backlog = self.backlog
         is_sick = not self.server.is_healthy if self.server else self._needs_registry
-        is_gone = any(inbox.gone_at for inbox in self.inboxes)
+        is_gone = any(inbox.gone_at for inbox in self.inboxes) or (self.named is not None and not self.named.known)
         is_held = self.rules or any(way.link.hold(self.at) for way in self.ways) or self.knows is Ours.MISSING
         is_claimed = any(claim.proved for claim in self.claims)
-        return bool(is_sick or is_gone or is_held or is_claimed or backlog.failed or backlog.held or backlog.expired)
+        is_ill = is_sick or is_gone or is_held or is_claimed or self.lacks_workers
+        return bool(is_ill or backlog.failed or backlog.held or backlog.expired)
+
+    def last_seen(self, server: ServerRow) -> datetime:
+        """Return when it was last well: the registry is not told each time, an attempt that is shown may be later."""
+        return max([server.last_seen, *(each.started_at for each in self.attempts if each.code is None)])
 
     @property
     def _needs_registry(self) -> bool:
@@ -95,6 +105,7 @@ class Explanation:
         if not self.known:
             yield from self._unknown()
             return
+        yield from () if self.named is None else self.named.sentences()
         for inbox in self.inboxes:
             yield from inbox.sentences(self.at)
         yield from self.hindrances()
@@ -116,14 +127,20 @@ class Explanation:
             yield "It is this node itself."
             return
         yield "Nobody here knows it: it is not in the registry, and no delivery to it is owed or on record."
-        if self.meant:
-            yield misnamed.question(self.meant)
-        yield f"`federation servers discover {self.url}` asks it who it is, as a first delivery would."
+        meant = (self.named.meant if self.named else ()) or self.meant
+        if meant:
+            yield misnamed.question(meant)
+        asks = f"`federation servers discover {self.url}` asks it who it is"
+        yield f"{asks}, as a first delivery by {DEFAULT_WIRE} would."
 
     def hindrances(self) -> Iterator[str]:
         """Say how deliveries go; of several wires, by each. To a blacklisted server none does."""
         yield from (self._rule(rule) for rule in self.rules)
+        if self.lacks_workers:
+            yield f"Nothing is sent: {queue_admin.NOBODY_DELIVERS}."
         for way in () if self.rules else self.ways:
+            if self.lacks_workers and way.is_free(self.at):
+                continue
             for sentence in way.sentences(self.at, max_age=self.max_age):
                 yield sentence if len(self.ways) == 1 else f"By {way.wire}: {sentence}"
 
@@ -141,7 +158,7 @@ class Explanation:
             return
         since = f" since {moment(self.since)} ({ago(self.at - self.since)})" if self.since else ""
         if server.is_healthy:
-            yield f"It is healthy{since}; last seen {ago(self.at - server.last_seen)} ago."
+            yield f"It is healthy{since}; last seen {ago(self.at - self.last_seen(server))} ago."
             return
         yield f"It is unhealthy{since}{self._reason(server)}."
         if self.link.state is LinkState.UP:
@@ -208,7 +225,9 @@ class Explanation:
             assert backlog.oldest_ready is not None
             verb = "is" if backlog.ready == 1 else "are"
             age = ago(self.at - backlog.oldest_ready)
-            if self.lacks_jobs:
+            if self.lacks_workers:
+                yield f"{counted(backlog.ready)} to it {verb} to be sent, the oldest made {age} ago."
+            elif self.lacks_jobs:
                 yield (
                     f"{counted(backlog.ready)} to it {verb} to be sent, the oldest made {age} ago, and no job is in the"
                     " queue, which has lost its data: a process that delivers adds the jobs within a minute."
@@ -249,6 +268,8 @@ async def explain(
         Unreachable: the queue does not answer.
     """
     database = federation.database
+    whole = servers.whole_url(typed or url)
+    inboxes = await inboxes_at(database, whole)
     server = await servers.show(database, url)
     backlog = backlog or await deliveries.stats(database, Selection(server_url=url), servers=1)
     ways = await ways_to(federation, url, registered=server is not None, backlog=backlog)
@@ -262,7 +283,8 @@ async def explain(
         url=url,
         link=link,
         ways=ways,
-        inboxes=await inboxes_at(database, typed or url),
+        inboxes=inboxes,
+        named=None if inboxes else await named(database, whole, own_url=federation.own_url),
         server=server,
         since=since,
         events=events,
@@ -278,6 +300,7 @@ async def explain(
         knows=known_pair(federation.keys, server.knows_key) if server else None,
         own_url=federation.own_url,
         lacks_jobs=await _lacks_jobs(federation),
+        lacks_workers=backlog.ready > 0 and not await queue_admin.is_delivering(federation),
         move=await move_of(database, link, claimed),
         known=True,
         meant=(),
@@ -290,7 +313,8 @@ def _is_known(told: Explanation) -> bool:
     backlog = told.backlog
     on_record = told.server or told.rules or told.claims or told.events or told.scorecard or told.attempts
     owed = backlog.open or backlog.failed or backlog.expired
-    return bool(on_record or owed or told.inboxes) or any(is_on_record(way.link) for way in told.ways)
+    is_named = told.inboxes or (told.named is not None and told.named.known)
+    return bool(on_record or owed or is_named) or any(is_on_record(way.link) for way in told.ways)
 
 
 async def _lacks_jobs(federation: Federation) -> bool:

@@ -56,66 +56,65 @@ def make_parser() -> argparse.ArgumentParser:
         prog="federation analytics", description="Scorecards and reports of the servers we know, with Spark."
     )
     parsers = made.add_subparsers(required=True, metavar="COMMAND")
+    common, reading = _common_options(), _reading_options()
 
     run = parsers.add_parser(
         "run",
         help="compute everything and write the report",
         description="Exports the database to OUT/exports, or reads DIR; computes; writes results and OUT/report.html.",
+        parents=[reading, common],
     )
-    _add_window(run)
     run.add_argument("--input", type=_place, metavar="DIR", help="read these exports, and export nothing")
     run.add_argument("--database", metavar="URL", help=f"{_DATABASE}; with --input: only for the results, if at all")
-    _add_keeping(run)
-    _add_output(run, "results and report")
-    _add_partitions(run)
-    _add_spark(run)
     run.set_defaults(command=_run)
 
-    export = parsers.add_parser("export", help="write the database's tables as Parquet, attempts by UTC day")
-    _add_window(export)
+    told = "write the database's tables as Parquet, attempts by UTC day"
+    export = parsers.add_parser("export", help=told, parents=[reading, common])
     export.add_argument("--database", metavar="URL", help=_DATABASE)
-    _add_keeping(export)
-    _add_output(export, "exports")
-    _add_partitions(export)
-    _add_spark(export)
     export.set_defaults(command=_export)
 
     forget = parsers.add_parser(
         "forget",
         help="remove a server from exports, results and report",
         description="Removes a server from all of OUT; `federation servers forget` removes it from the database.",
+        parents=[common],
     )
     forget.add_argument("url", metavar="URL", help="the server, or its host name")
-    _add_output(forget, "exports, results and report")
-    _add_spark(forget)
     forget.set_defaults(command=_forget)
 
-    report = parsers.add_parser("report", help="write the report again, from results that are there")
+    told = "write the report again, from results that are there"
+    report = parsers.add_parser("report", help=told, parents=[common])
     report.add_argument("--as-of", type=_day, metavar="DAY", help="the last day of the run (default: the latest)")
-    _add_output(report, "results and report")
-    _add_spark(report)
     report.set_defaults(command=_report)
     return made
+
+
+def _common_options() -> _Parser:
+    options = _Parser(add_help=False)
+    place = "directory of exports, results and report, made if need be; or s3://…, gs://…, abfs://…, hdfs://…"
+    options.add_argument("--out", type=_place, required=True, metavar="OUT", help=place)
+    options.add_argument("--json", action="store_true", help="print a summary as JSON")
+    master = "Spark's master (default: spark-submit's, else this machine with all its cores)"
+    options.add_argument("--master", help=master)
+    return options
+
+
+def _reading_options() -> _Parser:
+    """Return the options of what may read the database."""
+    options = _Parser(add_help=False)
+    options.add_argument("--since", type=_day, metavar="DAY", help="first UTC day, as 2025-01-31, today or yesterday")
+    options.add_argument("--until", type=_day, metavar="DAY", help="the UTC day after the last")
+    keep = f"remove exported attempts of days that ended longer ago, at least {FEWEST_DAYS} (default: keep all)"
+    options.add_argument("--keep-days", type=_days, metavar="N", help=keep)
+    partitions = "how many tasks share the read of a large table (default: by its size)"
+    options.add_argument("--partitions", type=_count, metavar="N", help=partitions)
+    return options
 
 
 def tell(text: str) -> None:
     """Show progress, if somebody watches a terminal."""
     if sys.stderr.isatty():
         print(f"{datetime.now(UTC):%H:%M:%S} {text}", file=sys.stderr, flush=True)  # noqa: T201 - a command's progress
-
-
-def _add_window(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--since", type=_day, metavar="DAY", help="first UTC day, as 2025-01-31, today or yesterday")
-    parser.add_argument("--until", type=_day, metavar="DAY", help="the UTC day after the last")
-
-
-def _add_keeping(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--keep-days",
-        type=_days,
-        metavar="N",
-        help=f"remove exported attempts of days that ended longer ago, at least {FEWEST_DAYS} (default: keep all)",
-    )
 
 
 def _count(text: str) -> int:
@@ -139,27 +138,6 @@ def _days(text: str) -> int:
     if not text.isdecimal() or int(text) < FEWEST_DAYS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of days from {FEWEST_DAYS}, which scorecards look at")
     return int(text)
-
-
-def _add_output(parser: argparse.ArgumentParser, content: str) -> None:
-    described = f"directory of {content}, made if need be; or s3://…, gs://…, abfs://…, hdfs://…"
-    parser.add_argument("--out", type=_place, required=True, metavar="OUT", help=described)
-
-
-def _add_partitions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--partitions",
-        type=_count,
-        metavar="N",
-        help="how many tasks share the read of a large table (default: by its size)",
-    )
-
-
-def _add_spark(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print a summary as JSON")
-    parser.add_argument(
-        "--master", help="Spark's master (default: spark-submit's, else this machine with all its cores)"
-    )
 
 
 def _day(text: str) -> date:

@@ -158,13 +158,15 @@ SERVER_SCORECARD: Final = _schema(
     held=_COUNT,
     owed_since=_TIME,
     lost=_COUNT,
+    loss_codes=_COUNTS,
 )
 """One row per server, known, reached or owed something, and window (7 and 30 days up to and including `as_of`).
 
 `availability` counts the time in which the server was down as undelivered. `state` is healthy, unhealthy, blacklisted
 or unregistered, as is one that needs no registry. `owed` counts the deliveries that wait to be sent, `held` those of
 them that wait for the server or for us, `owed_since` is the oldest's time; `lost` counts those that were given up in
-the window. `action` and `reasons` are those of both windows. Null: a ratio of nothing, a mean over no outage, a time
+the window, `loss_codes` by the code of the last attempt (none if nothing was lost, or by a version that did not tell).
+`action` and `reasons` are those of both windows. Null: a ratio of nothing, a mean over no outage, a time
 not on record.
 """
 

@@ -40,12 +40,14 @@ class _Expected:
     """The state of this process; `expect` writes it."""
 
     as_json: bool | None = None
+    are_texts: bool = True
 
 
 def expect(arguments: Sequence[str]) -> None:
     """Report errors of this process as these arguments of a command want it; they may be wrong in other respects."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     _Expected.as_json = "--json" in options
+    _Expected.are_texts = not any("\udc80" <= mark <= "\udcff" for each in arguments for mark in each)
 
 
 def asked_for_json() -> bool:
@@ -116,6 +118,8 @@ def explain(error: BaseException) -> list[str]:
     from workers.extras import extra_with, install
 
     match error:
+        case _ if _is_about_arguments(error):
+            return ["an argument is no text in UTF-8"]
         case BaseExceptionGroup():
             explained = [explain(each) for each in error.exceptions]
             return [line for lines in explained for line in lines] if all(explained) else []
@@ -154,6 +158,8 @@ def _kind(error: BaseException) -> Kind:
     from federation.protocol.errors import UrlError
     from workers import StorageUnavailable, WorkersError
 
+    if _is_about_arguments(error):
+        return Kind.USAGE
     if isinstance(error, BaseExceptionGroup):
         return _kind(error.exceptions[0])
     if isinstance(error, SQLAlchemyError) and is_outage(error):
@@ -168,6 +174,15 @@ def _kind(error: BaseException) -> Kind:
         ((HostTablesError, WorkersError, *_alembics(), AnalyticsError, OSError, SQLAlchemyError), Kind.REFUSED),
     ]
     return next((kind for types, kind in kinds if isinstance(error, types)), Kind.BUG)
+
+
+def _is_about_arguments(error: BaseException) -> bool:
+    """Tell whether no driver could encode what was typed; only names of files may be bytes of any kind."""
+    from sqlalchemy.exc import DBAPIError
+
+    cause = error.__cause__ if isinstance(error, DBAPIError) else error
+    refused = isinstance(cause, UnicodeEncodeError) or isinstance(getattr(cause, "__cause__", None), UnicodeEncodeError)
+    return refused and not _Expected.are_texts
 
 
 def _alembics() -> tuple[type[BaseException], ...]:

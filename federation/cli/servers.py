@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -33,6 +34,8 @@ Reason: TypeAlias = Annotated[
     ),
 ]
 
+_ACCOUNT: Final = re.compile(r"(acct:|@)?[^@/:]+@[^@/]+")
+"""As users of ActivityPub write who they are: `@bob@b.example`."""
 MOST_TO_WAIT: Final = 8
 """Seconds to wait for a server while somebody waits for us; with start and end this is less than ten."""
 
@@ -279,9 +282,9 @@ def why(url: Reason, as_json: AsJson = False) -> None:
 
     Shows the link's state, its reason and since when; what is held, and what happens next; backlog; last attempts;
     blacklist rule. Of an inbox also whether it is gone; of an activity its deliveries by state, and what they wait for;
-    of one that somebody else sent whether it was handled; of an actor of this node its keys. Of a name that nobody here
-    knows it says so, and which may have been meant. Exit status 1 if something stands in the way, or the name is not
-    known.
+    of one that somebody else sent whether it was handled; of an actor of this node its keys, followers and what is owed
+    in its name. Of a name that nobody here knows it says so, and which may have been meant. Exit status 1 if something
+    stands in the way, or the name is not known.
     """
     from federation.admin.servers import misnamed, servers
     from federation.protocol.errors import UrlError
@@ -290,7 +293,8 @@ def why(url: Reason, as_json: AsJson = False) -> None:
         name = servers.server_url(url)
     except UrlError as error:
         near = with_database(lambda database: misnamed.meant(database, url))
-        fail(str(error), *([misnamed.question(near)] if near else []))
+        wrong = f"{url} is an account; give the URL of its actor" if _ACCOUNT.fullmatch(url) else str(error)
+        fail(wrong, *([misnamed.question(near)] if near else []))
     answer = with_node(lambda federation: _explained(federation, name, url))
     if as_json:
         print_json(answer.told)
@@ -313,15 +317,21 @@ class _Answer:
 async def _explained(federation: Federation, server_url: str, typed: str) -> _Answer:
     """Explain what the typed text names: an activity, an actor of this node, or else a server."""
     from federation.admin.activitypub import own_actor
+    from federation.admin.named import named
     from federation.admin.received import arrivals
     from federation.admin.sent_activities import whereabouts
+    from federation.admin.servers.servers import whole_url
     from federation.admin.why import explain
 
-    if (found := await whereabouts(federation, typed)) is not None:
-        return _Answer(told=found, title=typed, sentences=[*found.sentences()], in_the_way=not found.activity.arrived)
-    if (came := await arrivals(federation.database, typed)) is not None:
-        return _Answer(told=came, title=typed, sentences=[*came.sentences()], in_the_way=not came.are_done)
-    if (actor := await own_actor(federation, typed)) is not None:
-        return _Answer(told=actor, title=typed, sentences=[*actor.sentences()], in_the_way=not actor.is_well)
+    url = whole_url(typed)
+    if (found := await whereabouts(federation, url)) is not None:
+        return _Answer(told=found, title=url, sentences=[*found.sentences()], in_the_way=not found.activity.arrived)
+    if (came := await arrivals(federation.database, url)) is not None:
+        return _Answer(told=came, title=url, sentences=[*came.sentences()], in_the_way=not came.are_done)
+    if (actor := await own_actor(federation, url)) is not None:
+        return _Answer(told=actor, title=url, sentences=[*actor.sentences()], in_the_way=not actor.is_well)
+    is_ours = server_url == federation.own_url
+    if is_ours and (nothing := await named(federation.database, url, own_url=server_url)) is not None:
+        return _Answer(told=nothing, title=url, sentences=[*nothing.sentences()], in_the_way=True)
     why = await explain(federation, server_url, typed=typed)
     return _Answer(told=why, title=server_url, sentences=[*why.sentences()], in_the_way=why.in_the_way)

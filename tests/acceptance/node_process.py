@@ -103,8 +103,9 @@ class NodeProcess:
 
     def events(self, name: str) -> list[dict[str, object]]:
         """The lines of its log of this event."""
-        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
-        return [line for line in lines if line["event"] == name]
+        lines = self.log.read_text().splitlines()
+        named = (json.loads(line) for line in lines if line.startswith("{") and f'"{name}"' in line)
+        return [line for line in named if line["event"] == name]
 
     async def start(self) -> None:
         """It serves, and its workers have said that they are ready, as far as its command has them do so."""

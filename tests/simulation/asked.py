@@ -73,8 +73,11 @@ def _wrong(world: World, now: float, told: Explanation, said: str) -> Iterator[s
         ):
             yield f"how its link is ({state})"
     ready = [(job, created) for row, job, created in rows if row == "ready"]
-    if ready and f"{counted(len(ready))} to it {'is' if len(ready) == 1 else 'are'} on the way" not in said:
-        yield f"how many are on the way ({len(ready)} are)"
+    if told.lacks_workers and not world.in_trouble(now - REGAINED, now):
+        yield "that no process delivers"
+    how = "to be sent" if told.lacks_workers else "on the way"
+    if ready and f"{counted(len(ready))} to it {'is' if len(ready) == 1 else 'are'} {how}" not in said:
+        yield f"how many are {how} ({len(ready)} are)"
     if "is on the way" in said or "are on the way" in said:
         yield from _stranded(world, now, [job for job, created in ready if _age(world, created, now) > REGAINED])
 

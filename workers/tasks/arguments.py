@@ -4,153 +4,20 @@ from __future__ import annotations
 
 import inspect
 import logging
-import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from workers.chains import Continuation
 from workers.checks import reworded
 from workers.errors import UnrecoverableError
-from workers.serde import non_finite, odd_key
+from workers.tasks.codecs import Codec, codec_of
+from workers.tasks.misfits import Lost, Misfit
 from workers.worker.handlers import Job
 
 _LOG = logging.getLogger(__name__)
-
-# Any: a type annotation is whatever its author wrote.
-Hint: TypeAlias = Any
-
-
-class Misfit(ValueError):
-    """A value is not what its annotation says; `dumped` is what was made of it nevertheless."""
-
-    def __init__(self, dumped: object) -> None:
-        super().__init__("it is not what its annotation says")
-        self.dumped = dumped
-
-
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """`load` checks a value, and returns it as its annotation says; `dump` returns it in JSON's types.
-
-    `load` raises `ValueError` for a value that does not fit, without quoting it. `dump` raises `TypeError` for keys
-    that would not come back, `ValueError` for numbers that would not, and `Misfit` for what the annotation does not
-    allow.
-    """
-
-    load: Callable[[object], object]
-    dump: Callable[[object], object]
-
-
-def codec_of(hint: Hint) -> Codec:
-    """Return how values of the annotated type are checked and encoded here.
-
-    Raises:
-        TypeError: the library that checks does not know the type.
-    """
-    if find_spec("pydantic") is not None:
-        return _losing_nothing(_of_pydantic(hint))
-    if find_spec("msgspec") is not None:
-        return _losing_nothing(_of_msgspec(hint))
-    return _plain(hint)
-
-
-def _losing_nothing(codec: Codec) -> Codec:
-    """Refuse what the libraries do: they make each key a text, also where no annotation says which type it had, and
-    pydantic makes NaN and infinity null there.
-    """
-
-    def comes_back(value: object, dumped: object) -> bool:
-        try:
-            return codec.load(dumped) == value
-        except ValueError:
-            return False
-
-    def dump(value: object) -> object:
-        dumped, odd = codec.dump(value), odd_key(value)
-        if odd is not None and not comes_back(value, dumped):
-            raise TypeError(f"keys that are no text have a type in the annotation, as dict[int, str]; {odd}")
-        infinite = non_finite(value)
-        if infinite and len(non_finite(dumped)) < len(infinite):
-            raise ValueError(f"NaN and infinity are no numbers in JSON; this is one: {infinite[0]}")
-        return dumped
-
-    return Codec(codec.load, dump)
-
-
-def _of_pydantic(hint: Hint) -> Codec:
-    from pydantic import TypeAdapter, ValidationError
-    from pydantic.errors import PydanticUserError
-    from pydantic_core import PydanticSerializationError
-
-    try:
-        adapter: TypeAdapter[object] = TypeAdapter(hint)
-    except PydanticUserError as error:
-        raise TypeError(f"pydantic cannot check {hint!r}: {error.message.splitlines()[0]}") from None
-
-    def load(value: object) -> object:
-        try:
-            return adapter.validate_python(value)
-        except ValidationError as error:
-            problems = error.errors(include_input=False, include_context=False, include_url=False)
-        raise ValueError("; ".join(_problem(problem["loc"], problem["msg"]) for problem in problems))
-
-    def dump(value: object) -> object:
-        try:
-            return adapter.dump_python(value, mode="json", warnings="error")
-        except PydanticSerializationError:
-            dumped = adapter.dump_python(value, mode="json", warnings="none")
-        raise Misfit(dumped)
-
-    return Codec(load, dump)
-
-
-def _problem(place: tuple[int | str, ...], message: str) -> str:
-    return f"{'.'.join(map(str, place))}: {message}" if place else message
-
-
-def _of_msgspec(hint: Hint) -> Codec:
-    import msgspec
-
-    def load(value: object) -> object:
-        try:
-            return msgspec.convert(msgspec.to_builtins(value), hint, str_keys=True)
-        except msgspec.ValidationError as error:
-            problem = str(error)
-        raise ValueError(problem)
-
-    return Codec(load, lambda value: msgspec.to_builtins(value, str_keys=True))
-
-
-def _plain(hint: Hint) -> Codec:
-    """Check plain types alone: what no library is there to check is taken as it is."""
-    allowed = _classes(hint)
-
-    def load(value: object) -> object:
-        fits = allowed is None or isinstance(value, allowed) or (float in allowed and type(value) is int)
-        if not fits or (isinstance(value, bool) and allowed is not None and bool not in allowed):
-            raise ValueError(f"should be {hint!r}, not {type(value).__name__}")
-        return value
-
-    return Codec(load, lambda value: value)
-
-
-_PLAIN: Final[tuple[type, ...]] = (bool, int, float, str, list, dict, types.NoneType)
-
-
-def _classes(hint: Hint) -> tuple[type, ...] | None:
-    """Return the plain types that values of the annotation have, or None if it has others too."""
-    origin: object = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        members = [_classes(each) for each in typing.get_args(hint)]
-        return None if None in members else tuple(each for member in members for each in member or ())
-    found = hint if origin is None else origin
-    return next(((each,) for each in _PLAIN if each is found), None)
-
 
 Function = Callable[..., object]
 
@@ -197,10 +64,10 @@ class Arguments:
 
         Raises:
             TypeError: one is missing, there is no such parameter, or one has keys that do not come back.
-            ValueError: one does not fit its annotation; it is not quoted.
+            ValueError: one does not fit its annotation, or would not be read again as what it is; it is not quoted.
         """
         bound = self._signature.bind(*given, **named).arguments
-        return {name: self._dump(name, self._load(name, value)) for name, value in bound.items()}
+        return {name: self._stored(name, value) for name, value in bound.items()}
 
     def decoded(self, payload: object) -> Mapping[str, object]:
         """Return the arguments in a payload as their annotations say.
@@ -261,19 +128,22 @@ class Arguments:
         for name, parameter in self._signature.parameters.items():
             if parameter.default is not inspect.Parameter.empty:
                 with suppress(TypeError, ValueError):
-                    found[name] = self._dump(name, self._load(name, parameter.default))
+                    found[name] = self._stored(name, parameter.default)
         return found
 
     @cached_property
     def _hints(self) -> Mapping[str, Any]:  # Any: see `codecs.Hint`
         return typing.get_type_hints(self.function, include_extras=True)
 
-    def _dump(self, name: str, value: object) -> object:
+    def _stored(self, name: str, given: object) -> object:
         problem: Exception
         try:
-            return self._codecs[name].dump(value)
+            codec = self._codecs[name]
+            return codec.dump(codec.take(given))
+        except Lost as lost:
+            problem = ValueError(f"{name}: {lost}")
         except Misfit as misfit:
-            return misfit.dumped  # `load` has returned it
+            return misfit.dumped  # `take` has returned it
         except (TypeError, ValueError) as error:
             problem = reworded(error, f"{name}: {error}")
         raise problem

@@ -24,6 +24,7 @@ from workers.errors import (
     CorruptPayloadError,
     HandlerTimeout,
     LossReason,
+    Snooze,
     StalledError,
     TransactionError,
     UnrecoverableError,
@@ -93,6 +94,10 @@ async def invoke(function: HandlerFunction, job: Job) -> object:
         raise decision from group
 
 
+NO_THREAD_FOR: Final = timedelta(seconds=1)
+"""How long a plain function waits if it gets no thread."""
+
+
 async def _in_thread(function: HandlerFunction, job: Job) -> object:
     """Run the function in a daemon thread, so that one that never returns cannot keep the process from ending."""
     loop = asyncio.get_running_loop()
@@ -116,7 +121,12 @@ async def _in_thread(function: HandlerFunction, job: Job) -> object:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(deliver, result, error)
 
-    threading.Thread(target=run, name=f"handler-{job.name}", daemon=True).start()
+    thread = threading.Thread(target=run, name=f"handler-{job.name}", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the machine allows no more, or the interpreter ends: the job was not tried
+        logger.warning("job %r (%s) waits for a thread: %s", job.id, job.name, error)
+        raise Snooze(NO_THREAD_FOR, reason=f"no thread could be started: {error}") from error
     return await _end_of(future, job)
 
 

@@ -190,17 +190,25 @@ class Ticker:
         if not isinstance(self._storage, KeepsCrons):
             return LOOK_SECONDS
         look = await self._storage.crons(due=True)
-        ticked = [await self._tick(self._storage, row, look.now) for row in look.rows] if look.rows else []
+        ticked = [await self._tick(self._storage, row, look.now) for row in look.rows]
+        if any(ticked):
+            return 0
         if ticked:
-            return 0 if any(ticked) else LOOK_SECONDS
+            return await self._until_others_are_due(self._storage)
         return LOOK_SECONDS if look.next_due is None else (look.next_due - look.now).total_seconds()
 
     async def _tick(self, storage: KeepsCrons, row: CronRow, now: datetime) -> bool:
         """Tick one row, or leave it to whoever did, or can; tell whether it can tick here."""
         try:
             following = tick(row, now)
-        except StorageError as error:
+            await storage.replace_cron(following.row, jobs=following.jobs)
+        except StorageError as error:  # about this row, or a job of it: the others must go on
             self._report(error)
             return False
-        await storage.replace_cron(following.row, jobs=following.jobs)
         return True
+
+    async def _until_others_are_due(self, storage: KeepsCrons) -> float:
+        """Return how many seconds later something will be due, beside what is due and cannot tick here."""
+        look = await storage.crons()
+        later = (row.due for row in look.rows if row.due is not None and row.due > look.now)
+        return min(((due - look.now).total_seconds() for due in later), default=LOOK_SECONDS)

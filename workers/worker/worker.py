@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -65,6 +66,8 @@ LONGEST_LINGER_SECONDS: Final = 0.02
 FORCED_STOP_SECONDS: Final = 5.0
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
+BROKEN_CHECK_SECONDS: Final = 1.0
+"""How long nothing is claimed after a `not_ready` that raised."""
 
 
 class Worker:
@@ -107,6 +110,7 @@ class Worker:
             named_backoffs=NamedBackoffs(options.backoffs),
         )
         self._wanted = self._runner.handlers.leases(lease, every_name=not storage.capabilities.name_filter)
+        self._context = contextvars.copy_context()  # of `run`; what attempts begin with
         self._slots = Slots(concurrency, options.overtime)
         self._attempts: dict[str, Attempt] = {}  # by token
         self._linger = 0.0  # how long the last claim took
@@ -182,6 +186,7 @@ class Worker:
             StorageError: the storage is not fit for use from the start, as with missing tables. `ServerUnfit`: its
                 server may lose acknowledged jobs.
         """
+        self._context = contextvars.copy_context()
         self._stop.listen()
         try:
             if await self._connect():
@@ -245,8 +250,8 @@ class Worker:
             free = self._slots.free
             if free == 0 or self._is_served:
                 continue
-            if (wait := self._not_ready()) is not None:
-                await self._stop.unless(wait)
+            if (wait := self._unready()) is not None:
+                await self._stop.unless(self._until_ready(wait))
                 continue
             try:
                 asked = self._appetite.of(free)
@@ -304,10 +309,25 @@ class Worker:
         """See `Claimer.may_claim`."""
         if self._stop.asked:
             return False
-        wait = self._not_ready()
+        wait = self._unready()
         if wait is not None:
             wait.close()  # the claim loop waits for it
         return wait is None
+
+    def _unready(self) -> Coroutine[object, object, None] | None:
+        """Ask `not_ready`; one that raises is reported, and as good as one that waits a little."""
+        try:
+            return self._not_ready()
+        except Exception as error:  # a bug there must not end the worker, nor keep a job from being settled
+            self._events.report(error)
+            return asyncio.sleep(BROKEN_CHECK_SECONDS)
+
+    async def _until_ready(self, wait: Coroutine[object, object, None]) -> None:
+        try:
+            await wait
+        except Exception as error:  # likewise
+            self._events.report(error)
+            await asyncio.sleep(BROKEN_CHECK_SECONDS)
 
     def start(self, claims: Sequence[Claim], asked_at: float, *, found_all: bool) -> bool:
         """See `Claimer.start`."""
@@ -330,7 +350,10 @@ class Worker:
             self._attempts[claim.token] = attempt
             self._slots.take(claim.token)
             self._leases.hold(claim, since=asked_at)
-            attempt.task = asyncio.create_task(self._run_attempt(attempt), name=f"attempt-{claim.job_id}")
+            # Not in the context of whoever settles, which may be another job's attempt, and is what that has set.
+            attempt.task = asyncio.create_task(
+                self._run_attempt(attempt), name=f"attempt-{claim.job_id}", context=self._context.copy()
+            )
 
     @property
     def _is_served(self) -> bool:

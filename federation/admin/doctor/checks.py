@@ -14,12 +14,14 @@ from ipaddress import ip_address
 from typing import Final
 
 from sqlalchemy import exists, or_, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import col
 
 from db import DeliveryState, FederationTable, HoldReason, Server
 from db.catalog import denied
 from db.url import absent_file
 from federation.activitypub.codes import ALLOWS_HTTP, PLAIN_HTTP
+from federation.activitypub.documents import NODEINFO_INDEX_PATH, nodeinfo_index
 from federation.admin import queues as queue_admin
 from federation.admin.deliveries import deliveries
 from federation.admin.deliveries.deliveries import Selection
@@ -42,6 +44,7 @@ from federation.http.errors import NetworkError, OutboundError
 from federation.http.messages import Response
 from federation.http.threat_policy import NetworkErrorCode
 from federation.protocol.discovery import parse_discover_document
+from federation.protocol.encodings import parse_json
 from federation.protocol.errors import ProtocolError
 from federation.protocol.relaying import ORIGIN_HEADER
 from federation.runtime.composition import Federation
@@ -279,6 +282,8 @@ async def backlog(federation: Federation) -> Found:
         return warning(f"{text}; {_are(plain, 'to go to plain http')}", f"{ALLOWS_HTTP}, where workers run")
     if found.open and not await last_runs(federation.database):
         return warning(text, "no process that delivers has ever run: `federation run`, or `federation workers run`")
+    if found.ready and not await queue_admin.is_delivering(federation):
+        return warning(text, queue_admin.NOBODY_DELIVERS)
     if unknown:
         return warning(text, "nothing sends them until it is there again; they expire as all that is held")
     if found.held_by_reason.keys() & _HELD_BY_TROUBLE:
@@ -316,7 +321,7 @@ async def discover(federation: Federation) -> Found:
     try:
         response = await _own_discover(federation)
         if not response.ok:
-            return warning(f"answered with status {response.status}", start)
+            return await _without(federation, warning(f"answered with status {response.status}", start))
         shown = parse_discover_document(response.body)
     except NetworkError as error:
         if error.code == NetworkErrorCode.CONN_REFUSED:
@@ -325,12 +330,42 @@ async def discover(federation: Federation) -> Found:
     except OutboundError as error:
         return warning(str(error), start)
     except ProtocolError as error:
-        return failure(f"another program answers at {federation.own_url}: {error}{response.still_encoded}", start)
+        told = f"another program answers at {federation.own_url}: {error}{response.still_encoded}"
+        return await _without(federation, failure(told, start))
     if shown.public_key not in {pair.signing.public_text for pair in federation.keys.pairs()}:
         return failure("shows another key than ours", "another node runs there, or the node runs with older keys")
     if shown.origin != federation.own_url:
         return failure(f"names itself {shown.origin}", "BETTER_AUTH_URL of the running node is another")
     return ok("answers with our name and key")
+
+
+async def _without(federation: Federation, found: Found) -> Found:
+    """Judge that `/discover` is not there: that is well where an application serves ActivityPub, and nothing else.
+
+    It is so if no server with keys is known here, and what answers shows NodeInfo as this node does.
+    """
+    if federation.activitypub is None or await _knows_servers(federation) or not await _shows_nodeinfo(federation):
+        return found
+    return ok("what answers serves ActivityPub alone, and no server is known here that would need more")
+
+
+async def _knows_servers(federation: Federation) -> bool:
+    """Tell whether the registry has any, or cannot be read, which another check reports."""
+    if absent_file(federation.settings.database_url.get_secret_value()):
+        return True
+    try:
+        return bool(await federation.database.rows(select(col(Server.url)).limit(1)))
+    except SQLAlchemyError:
+        return True
+
+
+async def _shows_nodeinfo(federation: Federation) -> bool:
+    assert federation.own_url is not None  # otherwise the settings would have been refused
+    try:
+        answer = await federation.own_client.fetch(f"{federation.own_url}{NODEINFO_INDEX_PATH}", timeout=PATIENCE)
+        return answer.ok and parse_json(answer.body, limit=len(answer.body)) == nodeinfo_index(federation.own_url)
+    except (OutboundError, ProtocolError):
+        return False
 
 
 async def _own_discover(federation: Federation, *, asker: str | None = None) -> Response:

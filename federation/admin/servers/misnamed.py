@@ -8,15 +8,15 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Final
 
-from sqlalchemy import case, or_, select
+from sqlalchemy import case, or_, select, union
 from sqlmodel import col
 
-from db import Database, Server
+from db import Database, Server, ServerLink
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin, host_of
 
 MOST_LOOKED_AT: Final = 2_000
-"""How many registered names are compared at most: first those that begin like the name, or are part of it."""
+"""How many names are compared at most: first those that begin like the name, or are part of it."""
 MOST_NAMED: Final = 5
 NEAR: Final = 0.8
 _LONGEST: Final = 253
@@ -27,11 +27,12 @@ _SCHEME: Final = re.compile(r"[a-z]+(:/+|//+|:(?=[a-z]))", re.IGNORECASE)
 
 
 async def meant(database: Database, text: str) -> Sequence[str]:
-    """Return the registered servers that were probably to be named by *text*, the likeliest first."""
+    """Return the servers that were probably to be named by *text*, registered or with a link, the likeliest first."""
     host = _host_in(text)
     if not host.isprintable() or not host:
         return []
-    url = col(Server.url)
+    known = union(select(col(Server.url).label("url")), select(col(ServerLink.server_url).label("url"))).subquery()
+    url = known.c.url
     parents = [f"://{parent}" for parent in islice(_parents(host), _PARENTS)]
     akin = or_(*(url.contains(part, autoescape=True) for part in (f"://{host}", f".{host}", *parents)))
     begins_alike = url.contains(f"://{host[:_BEGINNING]}", autoescape=True)

@@ -137,7 +137,12 @@ def server_url(text: str) -> str:
     Raises:
         UrlError: it names none.
     """
-    return canonical_origin(text if "://" in text else f"https://{text}")
+    return canonical_origin(whole_url(text))
+
+
+def whole_url(text: str) -> str:
+    """Return a URL that may have been typed without its scheme."""
+    return text if "://" in text else f"https://{text}"
 
 
 async def list_servers(

@@ -49,6 +49,12 @@ class Way:
         if self.link.signature is not None:
             yield f"It takes signatures of the kind {self.link.signature}, and refused the other."
 
+    def is_free(self, now: datetime) -> bool:
+        """Tell whether deliveries are sent by it at once, and always were."""
+        link = self.link
+        is_plain = link.state is LinkState.UP and not link.operator_hold and link.release_at is None
+        return is_plain and link.hold(now) is None and not self.held and not link.evidence
+
     def _state(self, now: datetime) -> str:
         """Say what becomes of deliveries to the server, since when, and why."""
         link = self.link

@@ -33,7 +33,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from federation.analytics import frames
 from federation.analytics.data.database import has_attempts, oldest_attempt
 from federation.analytics.data.directories import replace_directory, staging_in
-from federation.analytics.data.results import local, readable
+from federation.analytics.data.results import UNDATED, local, readable
 from federation.analytics.data.snapshots import Place, Snapshot
 from federation.analytics.data.source import SourceTables
 from federation.analytics.data.stored_files import UNKNOWN, DataFile, describe_file
@@ -52,7 +52,6 @@ SNAPSHOTS: Final = {
     "accepted_keys": "accepted_keys",
 }
 EARLIER_SERVERS: Final = "earlier_servers"
-UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"
 STORED_UNDATED: Final = f"day={UNKNOWN}"
 
 AGAIN: Final = timedelta(days=1)

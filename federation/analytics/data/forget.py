@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 FORGOTTEN: Final = "https://forgotten.invalid"
 """What stands for a relay that is forgotten: RFC 2606 has this name for nobody."""
 
-_NAMES: Final = ("server_url", "url")
-_LISTS: Final = ("server_urls",)
-_TEXTS: Final = ("row",)
-_RELAYS: Final = ("relayed_by",)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
@@ -98,29 +93,26 @@ def _without(file: Path, target: Path, url: str) -> tuple[int, bool]:
 
 def _forgetful(batch: pyarrow.RecordBatch, url: str) -> pyarrow.RecordBatch:
     """Return the rows that are not about the server, with another name where it was the relay."""
-    return _renamed(batch.filter(pc.invert(_names(batch, url))), url)
+    rows = batch.filter(pc.invert(_about(batch, url)))
+    if "relayed_by" not in rows.schema.names:
+        return rows
+    is_it = pc.fill_null(pc.equal(rows["relayed_by"], url), False)
+    return rows.set_column(
+        rows.schema.get_field_index("relayed_by"),
+        rows.schema.field("relayed_by"),
+        pc.if_else(is_it, FORGOTTEN, rows["relayed_by"]),
+    )
 
 
-def _names(batch: pyarrow.RecordBatch, url: str) -> pyarrow.Array:
-    """Tell of each row whether it is about the server."""
+def _about(batch: pyarrow.RecordBatch, url: str) -> pyarrow.Array:
+    """Tell of each row whether it is about the server: by its name, among several, or as a row that was set aside."""
     about = pyarrow.array([False] * batch.num_rows)
-    for name in _NAMES:
-        if name in batch.schema.names:
+    for name in batch.schema.names:
+        if name in ("server_url", "url"):
             about = pc.or_(about, pc.fill_null(pc.equal(batch[name], url), False))
-    for name in _TEXTS:
-        if name in batch.schema.names:
+        elif name == "row":
             about = pc.or_(about, pc.fill_null(pc.match_substring(batch[name], json.dumps(url)), False))
-    for name in _LISTS:
-        if name in batch.schema.names:
+        elif name == "server_urls":
             held = [bool(urls) and url in urls for urls in batch[name].to_pylist()]
             about = pc.or_(about, pyarrow.array(held, pyarrow.bool_()))
     return about
-
-
-def _renamed(batch: pyarrow.RecordBatch, url: str) -> pyarrow.RecordBatch:
-    columns = list(batch.columns)
-    for at, name in enumerate(batch.schema.names):
-        if name in _RELAYS:
-            is_it = pc.fill_null(pc.equal(columns[at], url), False)
-            columns[at] = pc.if_else(is_it, FORGOTTEN, columns[at])
-    return pyarrow.RecordBatch.from_arrays(columns, schema=batch.schema)

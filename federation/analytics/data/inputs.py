@@ -13,8 +13,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from federation.analytics import frames
-from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS, FOOTERS_AT_ONCE, STORED_UNDATED, UNDATED
-from federation.analytics.data.results import readable
+from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS, FOOTERS_AT_ONCE, STORED_UNDATED
+from federation.analytics.data.results import UNDATED, readable
 from federation.analytics.data.snapshots import Snapshot
 from federation.analytics.errors import DamagedExport, DirectoryUnusable
 from federation.analytics.frames import Inputs, Window

@@ -161,6 +161,7 @@ def _batches(frame: DataFrame, table: Table) -> Iterator[list[Values]]:
     times = {field.name for field in frame.schema if isinstance(field.dataType, TimestampType)}
     # As a Python `datetime`, an instant would become local time in the zone of this process.
     plain = frame.withColumns({name: sf.unix_micros(sf.col(name)) for name in times})
+    plain = plain.select(*(column.name for column in table.columns if column.name in frame.columns))
     ranges = max(1, math.ceil(frame.count() / _ROWS_PER_RANGE))
     ordered = plain.repartitionByRange(ranges, *keys).sortWithinPartitions(*keys)
     rows = (

@@ -6,8 +6,10 @@ and times as texts: there a condition holds wherever the filter does, and perhap
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pyspark.sql.datasource import (
     EqualTo,
@@ -27,50 +29,36 @@ from sqlalchemy import ColumnElement, DateTime, column, literal
 Bound: TypeAlias = int | str | datetime
 
 _SECOND: Final = timedelta(seconds=1)
+_ORDERS: Final[Mapping[type[Filter], Callable[[Any, Any], ColumnElement[bool]]]] = {  # as `operator` has them
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+}
 
 
-def can_push(asked: Filter, schema: StructType) -> bool:
-    """Tell whether `condition` can express the filter.
+def condition(asked: Filter, schema: StructType, *, typed: bool) -> ColumnElement[bool] | None:
+    """Return the filter as a condition for the database, or None if it cannot be asked to apply it.
 
     Texts are only compared for equality: their order is the database's collation, not Spark's. Times are not compared
     for equality, as SQLite has several spellings of one.
     """
     match asked:
-        case IsNull(attribute=(name,)) | IsNotNull(attribute=(name,)):
-            return name in schema.names
-        case Not(child=EqualTo() | In() as child):
-            return can_push(child, schema)
-        case EqualTo(attribute=(name,), value=value):
-            return _kind(schema, name) in ("integer", "long", "string") and _is_plain(value)
-        case In(attribute=(name,), value=values):
-            return _kind(schema, name) in ("integer", "long", "string") and all(map(_is_plain, values))
-        case GreaterThan() | GreaterThanOrEqual() | LessThan() | LessThanOrEqual():
-            kind = _kind(schema, asked.attribute[0]) if len(asked.attribute) == 1 else ""
-            wanted = datetime if kind == "timestamp" else int
-            return kind in ("integer", "long", "timestamp") and isinstance(asked.value, wanted)
-        case _:
-            return False
-
-
-def condition(asked: Filter, *, typed: bool) -> ColumnElement[bool]:
-    """Return the filter as a condition for the database. `can_push` must hold."""
-    match asked:
-        case IsNull(attribute=(name,)):
+        case IsNull(attribute=(name,)) if name in schema.names:
             return column(name).is_(None)
-        case IsNotNull(attribute=(name,)):
+        case IsNotNull(attribute=(name,)) if name in schema.names:
             return column(name).is_not(None)
-        case Not(child=EqualTo(attribute=(name,), value=value)):
-            return column(name) != literal(value)
-        case Not(child=In(attribute=(name,), value=values)):
-            return column(name).not_in(values)
-        case EqualTo(attribute=(name,), value=value):
+        case Not(child=EqualTo() | In() as child):
+            found = condition(child, schema, typed=typed)
+            return None if found is None else ~found
+        case EqualTo(attribute=(name,), value=value) if _is_comparable(schema, name, value):
             return column(name) == literal(value)
-        case In(attribute=(name,), value=values):
+        case In(attribute=(name,), value=values) if _is_comparable(schema, name, *values):
             return column(name).in_(values)
-        case GreaterThan() | GreaterThanOrEqual() | LessThan() | LessThanOrEqual():
-            return _order(asked, asked.attribute[0], asked.value, typed=typed)
+        case GreaterThan() | GreaterThanOrEqual() | LessThan() | LessThanOrEqual() if len(asked.attribute) == 1:
+            return _order(asked, schema, asked.attribute[0], asked.value, typed=typed)
         case _:
-            raise TypeError(f"{type(asked).__name__} is no filter the database is asked for")
+            return None
 
 
 def between(name: str, low: Bound | None, high: Bound | None, *, typed: bool) -> list[ColumnElement[bool]]:
@@ -86,28 +74,18 @@ def between(name: str, low: Bound | None, high: Bound | None, *, typed: bool) ->
     return bounds
 
 
-def _order(asked: Filter, name: str, value: object, *, typed: bool) -> ColumnElement[bool]:
-    found: ColumnElement[object] = column(name)
-    if isinstance(value, datetime):
+def _order(asked: Filter, schema: StructType, name: str, value: object, *, typed: bool) -> ColumnElement[bool] | None:
+    kind = _kind(schema, name)
+    if kind == "timestamp" and isinstance(value, datetime):
         moment = value.astimezone(UTC).replace(tzinfo=None)
-        if not typed:
-            return _order_of_texts(asked, found, moment.replace(microsecond=0))
-        found, value = column(name, DateTime()), moment
-    match asked:
-        case GreaterThan():
-            return found > literal(value)
-        case GreaterThanOrEqual():
-            return found >= literal(value)
-        case LessThan():
-            return found < literal(value)
-        case _:
-            return found <= literal(value)
-
-
-def _order_of_texts(asked: Filter, found: ColumnElement[object], second: datetime) -> ColumnElement[bool]:
-    if isinstance(asked, GreaterThan | GreaterThanOrEqual):
-        return found >= literal(_text(second))
-    return found < literal(_text(second + _SECOND))
+        if typed:
+            return _ORDERS[type(asked)](column(name, DateTime()), literal(moment))
+        if isinstance(asked, GreaterThan | GreaterThanOrEqual):
+            return column(name) >= literal(_text(moment))
+        return column(name) < literal(_text(moment + _SECOND))
+    if kind in ("integer", "long") and isinstance(value, int):
+        return _ORDERS[type(asked)](column(name), literal(value))
+    return None
 
 
 def _compared(name: str, bound: Bound, *, typed: bool) -> ColumnElement[object]:
@@ -129,6 +107,8 @@ def _kind(schema: StructType, name: str) -> str:
     return schema[name].dataType.typeName() if name in schema.names else ""
 
 
-def _is_plain(value: object) -> bool:
-    """Tell whether the value is fit for a query: PostgreSQL refuses a text with a NUL."""
-    return isinstance(value, int) or (isinstance(value, str) and "\0" not in value)
+def _is_comparable(schema: StructType, name: str, *values: object) -> bool:
+    """Tell whether the values are fit for a query of that column: PostgreSQL refuses a text with a NUL."""
+    return _kind(schema, name) in ("integer", "long", "string") and all(
+        isinstance(value, int) or (isinstance(value, str) and "\0" not in value) for value in values
+    )

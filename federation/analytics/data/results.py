@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from federation.analytics.data.snapshots import Place
 
 DATA_FILE: Final = "data.parquet"
+UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"
+"""Where Spark writes rows whose day is null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from federation.analytics.data.results import (
     NETWORK_SUMMARY,
     QUARANTINE,
     SERVER_DAILY,
+    UNDATED,
     Result,
     local,
     stored_dates,
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
 
 _FEW_BYTES: Final = 64 * 2**20
 """Of rows that Spark keeps in memory."""
-
-UNDATED: Final = "day=__HIVE_DEFAULT_PARTITION__"
-"""Where Spark writes rows whose day is null."""
 
 
 def write_outputs(

@@ -275,14 +275,8 @@ class Manifest:
         return {file.name for files in self.partitions.values() for file in files} | set(self.texts.values())
 
     def encoded(self) -> bytes:
-        partitions = {name: [asdict(file) for file in files] for name, files in sorted(self.partitions.items())}
-        told = {
-            "version": VERSION,
-            "run": self.run,
-            "exported_on": self.exported_on,
-            "texts": dict(self.texts),
-            "partitions": partitions,
-        }
+        told = {"version": VERSION, **asdict(self), "partitions": dict(sorted(asdict(self)["partitions"].items()))}
+        del told["number"]  # which its name tells
         return json.dumps(told, separators=(",", ":")).encode()
 
 
@@ -322,18 +316,10 @@ def _read(store: Store, name: str) -> Manifest:
     data = store.read(name)
     try:
         told = json.loads(data)
-        if told["version"] != VERSION:
+        if told.pop("version") != VERSION:
             raise StoreUnusable(f"{store.url}/{name} was written by a later version of this program; use that one")
-        partitions = {
-            partition: tuple(DataFile(**file) for file in files) for partition, files in told["partitions"].items()
-        }
+        held = {partition: tuple(DataFile(**file) for file in files) for partition, files in told["partitions"].items()}
         number = int(name.removeprefix(f"{MANIFESTS}/").removesuffix(".json"))
-        return Manifest(
-            number=number,
-            run=told["run"],
-            partitions=partitions,
-            texts=told["texts"],
-            exported_on=told["exported_on"],
-        )
+        return Manifest(**told | {"number": number, "partitions": held})
     except (ValueError, KeyError, TypeError, AttributeError):
         raise StoreUnusable(f"{store.url}/{name} is no manifest of ours") from None

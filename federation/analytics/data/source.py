@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from federation.analytics.data.python_workers import SparesWorker, spare_worker
-from federation.analytics.data.registered import register_once
+from federation.analytics.data.python_workers import OwnSource
 from federation.analytics.data.tables import TABLES, TableReader, table_of
 
 if TYPE_CHECKING:
@@ -32,19 +30,13 @@ _SHIPPED: Final = (
     "db.url",
     "federation.analytics.data.arrow_columns",
     "federation.analytics.data.pushdown",
-    "federation.analytics.data.python_workers",
-    "federation.analytics.data.registered",
     "federation.analytics.data.tables",
     __name__,
 )
 
 
-class FederationSource(SparesWorker, DataSource):
-    """One table of the application's database. Only Python workers make it."""
-
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        spare_worker()
+class FederationSource(OwnSource):
+    """One table of the application's database."""
 
     @classmethod
     def name(cls) -> str:
@@ -79,7 +71,7 @@ class SourceTables:
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("federation")` work in this session."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    register_once(spark, FederationSource, _SHIPPED)
+    FederationSource.register(spark, _SHIPPED)
 
 
 def read_table(

@@ -19,7 +19,6 @@ import pyarrow
 import pyarrow.compute as pc
 import pyarrow.parquet
 from pyspark.sql.datasource import (
-    DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
     InputPartition,
@@ -28,8 +27,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from federation.analytics.data.python_workers import SparesWorker, spare_worker
-from federation.analytics.data.registered import register_once
+from federation.analytics.data.python_workers import OwnSource, SparesWorker
 from federation.analytics.data.store_urls import StoreUrl, open_objects, parse_store_url
 
 if TYPE_CHECKING:
@@ -55,8 +53,6 @@ TASK_BYTES: Final = 16 * 2**20
 """How much of files one task reads, which are compressed."""
 
 _SHIPPED: Final = (
-    "federation.analytics.data.python_workers",
-    "federation.analytics.data.registered",
     "federation.analytics.data.store_urls",
     __name__,
 )
@@ -91,7 +87,7 @@ Piece = tuple[str, int, int]
 
 def register_files(spark: SparkSession) -> None:
     """Make `spark.read.format("federation-files")` work in this session, and our functions in its executors."""
-    register_once(spark, FilesSource, _SHIPPED)
+    FilesSource.register(spark, _SHIPPED)
 
 
 def read_files(spark: SparkSession, url: StoreUrl, files: Sequence[DataFile], schema: StructType) -> DataFrame:
@@ -127,12 +123,8 @@ def listed_files(data: bytes) -> list[tuple[str, DataFile]]:
     return [(partition, DataFile(**file)) for partition, file in json.loads(data)]
 
 
-class FilesSource(SparesWorker, DataSource):
-    """Files in a store. Only Python workers make it."""
-
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        spare_worker()
+class FilesSource(OwnSource):
+    """Files in a store."""
 
     @classmethod
     def name(cls) -> str:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from federation.analytics.data.directories import sync
 from federation.analytics.data.store_urls import FILE, HADOOPS, StoreUrl, open_objects
@@ -105,25 +105,8 @@ class Store:
         return f"{first_line}; no credentials were found: see {self.url.credentials}" if hint else first_line
 
 
-class _Files(Protocol):
-    """One folder. Errors are `OSError`, `ValueError` or those of obstore."""
-
-    def list(self, folder: str) -> Iterable[tuple[str, datetime]]: ...
-
-    def read(self, name: str) -> bytes: ...
-
-    def put(self, name: str, data: bytes, *, over: bool) -> bool:
-        """Write an object whole. Return False if there is one of that name, unless it is to be written `over`."""
-        ...
-
-    def delete(self, name: str) -> None: ...
-
-    def fetch(self, name: str, target: Path) -> None: ...
-
-    def send(self, source: Path, name: str) -> None: ...
-
-
-def _open(url: StoreUrl) -> _Files:
+def _open(url: StoreUrl) -> _Disk | _Objects | HadoopFolder:
+    """Return the folder. Its errors are `OSError`, `ValueError` or those of obstore."""
     if url.scheme == FILE:
         return _Disk(Path(url.folder))
     if url.scheme in HADOOPS:

@@ -22,7 +22,7 @@ from sqlalchemy.types import NullType
 from db.engines import reading_engine
 from db.url import parse_url
 from federation.analytics.data.arrow_columns import UNREADABLE, to_batch
-from federation.analytics.data.pushdown import Bound, between, can_push, condition
+from federation.analytics.data.pushdown import Bound, between, condition
 from federation.analytics.data.python_workers import SparesWorker
 from federation.analytics.frames import (
     ACCEPTED_KEYS,
@@ -129,10 +129,8 @@ class TableReader(SparesWorker, DataSourceReader):
         same.
         """
         for each in filters:
-            pushed = can_push(each, self._columns)
-            if pushed:
-                self._filters.append(each)
-            if not pushed or not self._is_typed:
+            self._filters.append(each)
+            if not self._is_typed or condition(each, self._columns, typed=True) is None:
                 yield each
 
     def partitions(self) -> Sequence[TablePart]:
@@ -170,7 +168,8 @@ class TableReader(SparesWorker, DataSourceReader):
         query = sqlalchemy.select(*wanted).select_from(chosen)
         if part.column is not None:
             query = query.where(*between(part.column, part.low, part.high, typed=self._is_typed))
-        return query.where(*(condition(each, typed=self._is_typed) for each in self._filters))
+        pushed = (condition(each, self._columns, typed=self._is_typed) for each in self._filters)
+        return query.where(*(each for each in pushed if each is not None))
 
     def _raw(self, name: str) -> ColumnElement[object]:
         """Return the column as the driver returns it; a time of PostgreSQL that no datetime can hold is null."""

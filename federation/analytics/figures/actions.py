@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation gives it
 
-from db import ServerHealth
+from db import DeliveryState, ServerHealth
 from federation.analytics.days import DAY, seconds_between, utc_day
 from federation.analytics.figures.daily import SLOW_MS
 from federation.analytics.frames import BLACKLISTED, UNREGISTERED, Action
@@ -148,13 +148,15 @@ def _owed_findings(until: datetime) -> Iterator[AdviceRule]:
 
 def _lost_findings() -> Iterator[AdviceRule]:
     """Yield the findings about what was lost for good: of few deliveries each counts."""
+    says_why = F.col("top_loss") != DeliveryState.FAILED.value
+    often = F.coalesce(F.when(says_why, F.concat(F.lit(", most often "), F.col("top_loss"))), F.lit(""))
     everything = F.format_string("deliveries that ended in %d days: %d, all of them lost", "window_days", "lost")
     nothing = (F.col("lost") > 0) & (F.col("delivered") == 0) & (F.col("window_days") >= PRUNE_AFTER.days)
-    yield _finding(Action.WATCH, nothing, everything)
+    yield _finding(Action.WATCH, nothing, F.concat(everything, often))
     lost, delivered = _lately("lost"), _lately("delivered")
     many = (lost >= WATCH_LOST) & (lost >= LOST_SHARE * (lost + delivered))
     told = F.format_string("lost for good: %d of %d deliveries in %d days", lost, lost + delivered, _lately_days())
-    yield _finding(Action.WATCH, many & ~nothing, told)
+    yield _finding(Action.WATCH, many & ~nothing, F.concat(told, often))
 
 
 def _delivery_findings() -> Iterator[AdviceRule]:

@@ -52,21 +52,11 @@ DOMAIN_RULE: Final = r"(?i)\*\.[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*"
 _PLAIN_CHARACTERS: Final = len("https://") + 63
 """Of that many, no part of a host name is too long."""
 
-COUNTED: Final = (
-    "id",
-    "server_url",
-    "started_at",
-    "duration_ms",
-    "outcome",
-    "error_code",
-    "http_status",
-    "relayed_by",
-    "request_bytes",
-    "response_bytes",
-)
-"""The columns of an attempt that are judged or counted; the others are told of quarantined rows."""
+_TOLD: Final = ("delivery_id", "job_name", "method", "attempt", "unreadable")
+"""The columns of an attempt that are only told of quarantined rows; the others are judged or counted."""
 
-_OTHERS: Final = tuple(name for name in ATTEMPTS.fieldNames() if name not in COUNTED)
+_BY_COUNTED: Final = sorted(ATTEMPTS.fieldNames(), key=lambda name: name in _TOLD)
+"""All columns, those that are judged or counted first."""
 
 
 def check_attempts(attempts: DataFrame, *, window: Window, now: datetime, ids: DataFrame | None = None) -> DataFrame:
@@ -85,7 +75,7 @@ def check_attempts(attempts: DataFrame, *, window: Window, now: datetime, ids: D
         first_reason(_attempt_faults(now)).alias("reason"),
     )
     # A null is the first in every order, so only good rows are the copies of others.
-    return find_duplicates(rows.select("id") if ids is None else ids).mark(judged, order=(*COUNTED, *_OTHERS))
+    return find_duplicates(rows.select("id") if ids is None else ids).mark(judged, order=_BY_COUNTED)
 
 
 def check_servers(servers: DataFrame, *, now: datetime, keep: Keep = as_it_is) -> Checked:

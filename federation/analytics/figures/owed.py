@@ -24,14 +24,17 @@ def still_open(deliveries: DataFrame) -> DataFrame:
 
 
 def lost_deliveries(deliveries: DataFrame, losses: DataFrame) -> DataFrame:
-    """Return what was given up, each once: `id`, `server_url`, `state`, `lost_at`."""
+    """Return what was given up, each once: `id`, `server_url`, `state`, `code`, `lost_at`.
+
+    The code is that of the last attempt. Of what was never attempted, the state says why it was given up.
+    """
     given_up = deliveries.where(~_is_open()).withColumnRenamed("settled_at", "lost_at")
-    columns = ("id", "server_url", "state", "lost_at")
+    columns = ("id", "server_url", "state", F.coalesce("error_code", "state").alias("code"), "lost_at")
     return given_up.select(*columns).unionByName(losses.select(*columns)).dropDuplicates(["id"])
 
 
 def owed_figures(windows: DataFrame, deliveries: DataFrame, losses: DataFrame) -> DataFrame:
-    """Compute `owed`, `held`, `owed_since`, `lost` and `lost_later` of each server and window.
+    """Compute `owed`, `held`, `owed_since`, `lost`, `loss_codes` and `lost_later` of each server and window.
 
     `windows` has `server_url`, `window_days`, `begins_at`, `later_at` (of its later half), `ends_at`; `deliveries` and
     `losses` are checked ones. What is owed is so now, whichever window it is told with.
@@ -47,8 +50,16 @@ def owed_figures(windows: DataFrame, deliveries: DataFrame, losses: DataFrame) -
     )
     inside = (F.col("lost_at") >= F.col("begins_at")) & (F.col("lost_at") < F.col("ends_at"))
     key = ["server_url", "window_days"]
-    gone = windows.join(lost_deliveries(deliveries, losses), "server_url").where(inside).groupBy(*key)
-    lost = gone.agg(F.count("*").alias("lost"), F.count_if(F.col("lost_at") >= F.col("later_at")).alias("lost_later"))
+    gone = windows.join(lost_deliveries(deliveries, losses), "server_url").where(inside)
+    by_code = gone.groupBy(*key, "code").agg(
+        F.count("*").alias("lost"), F.count_if(F.col("lost_at") >= F.col("later_at")).alias("later")
+    )
+    lost = by_code.groupBy(*key).agg(
+        F.sum("lost").alias("lost"),
+        F.sum("later").alias("lost_later"),
+        F.map_from_entries(F.collect_list(F.struct("code", "lost"))).alias("loss_codes"),
+        F.max_by("code", F.struct("lost", "code")).alias("top_loss"),
+    )
     counts = {name: F.coalesce(name, F.lit(0)) for name in ("owed", "held", "lost", "lost_later")}
     return windows.select(*key).join(owed, "server_url", "left").join(lost, key, "left").withColumns(counts)
 

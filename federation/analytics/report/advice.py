@@ -9,7 +9,6 @@ import re
 import shlex
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from db import ServerHealth
@@ -38,19 +37,15 @@ class Suggestion:
     when: str | None = None
 
 
-class Look(StrEnum):
-    """Where to look first: at the server, or at what we know of it."""
-
-    PROBE = "probe"
-    WHY = "why"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What an error code says about a server; with `ours`, about this node instead."""
+    """What an error code says about a server; with `ours`, about this node instead.
+
+    With `probe`, asking the server tells more than what is known of it.
+    """
 
     text: str
-    look: Look = Look.PROBE
+    probe: bool = True
     ours: bool = False
 
 
@@ -66,18 +61,18 @@ _MEANINGS: Final[Mapping[str, Meaning]] = {
     "DISCOVERY_REFUSED": Meaning(text="it answers at /discover, but does not introduce itself"),
     "FOREIGN_ANSWER": Meaning(text="something else answers at its address, such as a hoster's page"),
     "KEY_MATERIAL": Meaning(text="the keys we registered for it are unusable"),
-    "NOT_JSON": Meaning(text="it answers, but not with an acknowledgment", look=Look.WHY),
-    "NO_ACK": Meaning(text="it answers, but not with an acknowledgment", look=Look.WHY),
-    "BODY_TOO_LARGE": Meaning(text="its answers are larger than we accept", look=Look.WHY),
-    "INVALID_ACK": Meaning(text="its acknowledgments are not valid", look=Look.WHY),
-    "INVALID_ACK_SIGNATURE": Meaning(text="its acknowledgments are not signed with its key", look=Look.WHY),
-    "NO_PUBLIC_KEY": Meaning(text="we hold no key to check its acknowledgments with", look=Look.WHY),
-    "NO_RECEIVER": Meaning(text="it takes no unfollows, as its implementation has none", look=Look.WHY),
-    "INBOX_GONE": Meaning(text="the inbox is no more; its server answers", look=Look.WHY),
-    "BLACKLISTED": Meaning(text="it is on our blacklist", look=Look.WHY),
-    "BLOCKED_URL": Meaning(text="its URL is one we never connect to", look=Look.WHY),
-    "PARKED": Meaning(text="it is busy, so deliveries wait for their turn", look=Look.WHY),
-    "INVALID_PAYLOAD": Meaning(text="what we wanted to send was malformed", look=Look.WHY, ours=True),
+    "NOT_JSON": Meaning(text="it answers, but not with an acknowledgment", probe=False),
+    "NO_ACK": Meaning(text="it answers, but not with an acknowledgment", probe=False),
+    "BODY_TOO_LARGE": Meaning(text="its answers are larger than we accept", probe=False),
+    "INVALID_ACK": Meaning(text="its acknowledgments are not valid", probe=False),
+    "INVALID_ACK_SIGNATURE": Meaning(text="its acknowledgments are not signed with its key", probe=False),
+    "NO_PUBLIC_KEY": Meaning(text="we hold no key to check its acknowledgments with", probe=False),
+    "NO_RECEIVER": Meaning(text="it takes no unfollows, as its implementation has none", probe=False),
+    "INBOX_GONE": Meaning(text="the inbox is no more; its server answers", probe=False),
+    "BLACKLISTED": Meaning(text="it is on our blacklist", probe=False),
+    "BLOCKED_URL": Meaning(text="its URL is one we never connect to", probe=False),
+    "PARKED": Meaning(text="it is busy, so deliveries wait for their turn", probe=False),
+    "INVALID_PAYLOAD": Meaning(text="what we wanted to send was malformed", probe=False, ours=True),
     "NO_OWN_URL": Meaning(text="this node's settings lack its URL (BETTER_AUTH_URL)", ours=True),
     "NO_OWN_KEYS": Meaning(text="this node's settings lack its keys (FEDERATION_*_KEY)", ours=True),
     "OWN_ACTOR_UNREACHABLE": Meaning(text="our actors are not to be seen at this node's URL", ours=True),
@@ -85,18 +80,20 @@ _MEANINGS: Final[Mapping[str, Meaning]] = {
     "DATABASE": Meaning(text="this node's database failed", ours=True),
     "INTERNAL": Meaning(text="a bug of this node; its log has the stack", ours=True),
     "STALLED": Meaning(text="workers of this node disappeared meanwhile; their log says why", ours=True),
-    "HTTP_401": Meaning(text="it refuses us as a stranger", look=Look.WHY),
-    "HTTP_403": Meaning(text="it refuses us; we may be on its blacklist", look=Look.WHY),
+    "expired": Meaning(text="it was held until it was too old, and never attempted", probe=False),
+    "failed": Meaning(text="it was given up, and nothing says why", probe=False),
+    "HTTP_401": Meaning(text="it refuses us as a stranger", probe=False),
+    "HTTP_403": Meaning(text="it refuses us; we may be on its blacklist", probe=False),
     "HTTP_404": Meaning(text="it has no inbox where we deliver"),
     "HTTP_410": Meaning(text="it says that it is gone"),
-    "HTTP_429": Meaning(text="it asks us to slow down", look=Look.WHY),
+    "HTTP_429": Meaning(text="it asks us to slow down", probe=False),
 }
 _HTTP: Final[Mapping[str, Meaning]] = {
     "3": Meaning(text="it redirects, and redirects are not followed"),
-    "4": Meaning(text="it refuses what we send", look=Look.WHY),
+    "4": Meaning(text="it refuses what we send", probe=False),
     "5": Meaning(text="it fails inside"),
 }
-_UNKNOWN: Final = Meaning(text="a code this version does not know", look=Look.WHY)
+_UNKNOWN: Final = Meaning(text="a code this version does not know", probe=False)
 
 _INSTRUCTIONS: Final[Mapping[Action, Sequence[Sequence[str | Command]]]] = {
     Action.REVIEW: (
@@ -197,8 +194,7 @@ def _steps(server: Server, until: datetime) -> Iterator[Suggestion]:
         case _:
             if is_up and server.owed > server.held and server.owed_since and until - server.owed_since >= _TOO_LONG:
                 yield Suggestion("federation doctor", when="whether this node is at fault")
-            look = meaning(server.top_error).look if server.top_error else Look.WHY
-            yield from (probe, why) if look is Look.PROBE else (why,)
+            yield from (probe, why) if server.top_error and meaning(server.top_error).probe else (why,)
     if server.week.lost and server.action is not Action.PRUNE:
         yield Suggestion(
             f"federation deliveries retry --server {url}",

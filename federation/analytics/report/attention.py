@@ -14,9 +14,9 @@ from federation.analytics.report.findings import BAD_DAY, HELD_FOR, MOST_WITH_DA
 from federation.analytics.report.markup import Column, Markup, join, pasted, short, table, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from federation.analytics.report.findings import Findings, Server, Since
+    from federation.analytics.report.findings import Findings, Period, Server, Since
 
 URGENT: Final = (Action.REVIEW, Action.PRUNE, Action.PARK, Action.WATCH)
 """The actions, the gravest first."""
@@ -101,20 +101,35 @@ def _group(action: Action, findings: Findings) -> Iterator[Markup]:
     yield tag("ol", *cards, class_="patients")
     if rest := servers[_CARDS:MOST_WITH_DAYS]:
         yield table(None, _columns(findings), rest, name=f"To {NAMES[action]}, {_CARDS + 1} to {_CARDS + len(rest)}")
-    for start in range(MOST_WITH_DAYS, len(servers), _PAGE):
-        yield _page(action, servers, start, findings)
+
+    def title(start: int, page: Sequence[Server]) -> str:
+        places = f"{start + 1} to {start + len(page)}" if len(page) > 1 else f"{start + 1}"
+        return f"{places} of {wording.count(number)} to {NAMES[action]}"
+
+    shown = [each for each in _columns(findings) if each.heading not in _OF_DAYS]
+    yield from pages(servers, shown, title, findings, begin=MOST_WITH_DAYS, number=number)
+
+
+def pages(
+    servers: Sequence[Server],
+    columns: Sequence[Column[Server]],
+    title: Callable[[int, Sequence[Server]], str],
+    findings: Findings,
+    *,
+    begin: int = 0,
+    number: int,
+) -> Iterator[Markup]:
+    """Yield the servers of a long list in pages, closed until somebody wants them, and where the rest of `number` is.
+
+    A page's title is made of the place of its first server, and of its servers.
+    """
+    for start in range(begin, len(servers), _PAGE):
+        page = servers[start : start + _PAGE]
+        name = title(start, page)
+        yield tag("details", tag("summary", name), table(None, columns, page, name=name), class_="page")
     if left := number - len(servers):
         where = f"server_scorecard/as_of={findings.as_of.isoformat()}"
         yield tag("p", f"And {wording.plural(left, 'more server')}: in {where}.", class_="soft small")
-
-
-def _page(action: Action, servers: Sequence[Server], start: int, findings: Findings) -> Markup:
-    """Return the next servers of a long list, closed until somebody wants them."""
-    page = servers[start : start + _PAGE]
-    places = f"{start + 1} to {start + len(page)}" if len(page) > 1 else f"{start + 1}"
-    title = f"{places} of {wording.count(findings.actions[action])} to {NAMES[action]}"
-    shown = [each for each in _columns(findings) if each.heading not in _OF_DAYS]
-    return tag("details", tag("summary", title), table(None, shown, page, name=title), class_="page")
 
 
 def _patient(server: Server, findings: Findings, id_: str) -> Markup:
@@ -189,9 +204,16 @@ def _numbers(server: Server) -> Iterator[Markup | str]:
     if server.owed:
         yield f"{wording.count(server.owed)} owed, {_held(server)}"
     if month.lost:
-        yield f"{wording.count(month.lost)}{' more' if server.owed else ''} lost for good"
+        lost = f"{wording.count(month.lost)}{' more' if server.owed else ''} lost for good"
+        yield f"{lost}: {loss_codes(month)}" if month.loss_codes else lost
     if month.failures:
         yield wording.plural(month.failures, "outage")
+
+
+def loss_codes(period: Period) -> str:
+    """Write of what a server lost deliveries; results of an earlier version do not tell."""
+    codes = {short(code, 40): number for code, number in period.loss_codes.items()}
+    return wording.total(codes) if codes else wording.NOTHING
 
 
 def _held(server: Server) -> str:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 
 from federation.analytics.data import results
 from federation.analytics.days import MONTH, WEEK
-from federation.analytics.frames import UNREGISTERED, Action
+from federation.analytics.frames import UNREGISTERED
 from federation.analytics.jvm import size_of
 from federation.analytics.report import findings, verdicts
 from federation.analytics.session import few_rows
@@ -63,9 +63,10 @@ def turnover(spark: SparkSession, out: Place, as_of: date) -> findings.Turnover:
     columns = ("server_url", "as_of", "window_days", "state", "action")
     cards = results.read_days(spark, out, results.SERVER_SCORECARD, days, columns)
     registered = cards.where((sf.col("window_days") == WEEK) & (sf.col("state") != UNREGISTERED))
-    position = sf.array_position(sf.array(*(sf.lit(action.value) for action in verdicts.URGENCY)), sf.col("action"))
     seen = registered.groupBy("server_url").agg(
-        sf.min("as_of").alias("first"), sf.max("as_of").alias("last"), sf.max_by(position, "as_of").alias("urgency")
+        sf.min("as_of").alias("first"),
+        sf.max("as_of").alias("last"),
+        sf.max_by(verdicts.urgency_of("action"), "as_of").alias("urgency"),
     )
     is_gone, is_new = sf.col("last") < sf.lit(as_of), sf.col("first") > sf.lit(days[0])
     moved = seen.where(is_gone | is_new).withColumn("day", sf.when(is_gone, sf.col("last")).otherwise(sf.col("first")))
@@ -93,18 +94,14 @@ def _stored(out: Place, as_of: date) -> list[date]:
 def _advice(row: Row) -> findings.AdviceChange:
     return findings.AdviceChange(
         url=row["server_url"],
-        before=_action(row["before"]),
-        now=_action(row["urgency"]),
+        before=verdicts.action_of(row["before"]),
+        now=verdicts.action_of(row["urgency"]),
         reason=row["reasons"][0] if row["reasons"] else None,
     )
 
 
 def _appearance(row: Row) -> findings.Appearance:
-    return findings.Appearance(url=row["server_url"], day=row["day"], action=_action(row["urgency"]))
-
-
-def _action(place: int) -> Action:
-    return verdicts.URGENCY[max(place, 1) - 1]
+    return findings.Appearance(url=row["server_url"], day=row["day"], action=verdicts.action_of(row["urgency"]))
 
 
 _ALL_CODES: Final = 1000  # more than exist: HTTP_100 to HTTP_999 and two dozen names
@@ -224,8 +221,7 @@ def _completeness(
 
 def _error_totals(network: Iterable[Row]) -> dict[str, int]:
     """Count failures by code, the most frequent first."""
-    totals = sum((Counter(row["errors"] or {}) for row in network), Counter[str]())
-    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
+    return verdicts.most_first(sum((Counter(row["errors"] or {}) for row in network), Counter[str]()))
 
 
 def _errors(network: Sequence[Row], totals: Mapping[str, int]) -> tuple[findings.ErrorCode, ...]:

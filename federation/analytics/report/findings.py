@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,7 @@ HELD_FOR: Final = timedelta(days=7)
 
 MOST_CHANGES: Final = 20
 MOST_CODES: Final = 6
+MOST_LOSS_CODES: Final = 20
 MOST_ANOMALIES: Final = 20
 MOST_URLS: Final = 4
 MOST_QUARANTINE: Final = 30
@@ -74,7 +75,7 @@ class ErrorCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """A server over the 7 or the 30 days up to and including `as_of`."""
+    """A server over the 7 or the 30 days up to and including `as_of`; `loss_codes` say of what it lost deliveries."""
 
     attempts: int = 0
     delivered: int = 0
@@ -86,6 +87,7 @@ class Period:
     mttr_s: float | None = None
     longest_outage_s: float | None = None
     lost: int = 0
+    loss_codes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def got_through(self) -> float | None:
@@ -166,7 +168,8 @@ class SetAside:
 class Obligations:
     """What is owed to all servers, of that held, and since when; what was lost for good. `servers` have the most.
 
-    `history` has what was owed, and of that held, by the day of each of the results of 30 days.
+    `loss_codes` count what was lost in 30 days by why, the most frequent first. `history` has what was owed, and of
+    that held, by the day of each of the results of 30 days.
     """
 
     owed: int
@@ -176,6 +179,7 @@ class Obligations:
     lost_month: int
     owed_servers: int
     lost_servers: int
+    loss_codes: Mapping[str, int]
     servers: tuple[Server, ...]
     history: tuple[tuple[date, int, int], ...] = ()
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from federation.analytics import REPORT_FILE
 from federation.analytics.data.results import write_text
 from federation.analytics.report import wording
-from federation.analytics.report.advice import Suggestion, listing
-from federation.analytics.report.attention import FIGURES, NAMES, STATES, attention, by_state, index
+from federation.analytics.report.advice import Suggestion, listing, meaning
+from federation.analytics.report.attention import FIGURES, NAMES, STATES, attention, by_state, index, loss_codes, pages
 from federation.analytics.report.changed import changed, heading
 from federation.analytics.report.findings import BAD_DAY, DAYS
 from federation.analytics.report.headline import alerts, lede, owed_parts, tiles
@@ -19,13 +19,12 @@ from federation.analytics.report.network_charts import errors, network, owed_and
 from federation.analytics.report.wording import day_and_year, moment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import date, datetime
 
     from federation.analytics.data.snapshots import Place
     from federation.analytics.report.findings import Anomaly, Findings, RelayedServer, RelayFinding, Server, SetAside
 
-_PAGE: Final = 100
 # If a stranger's text ever got past the escaping, a browser would still run and fetch nothing.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -133,14 +132,12 @@ def _servers(findings: Findings) -> Iterator[Markup]:
         Column("Last attempt", lambda server: _day(server.last_attempt)),
         *FIGURES,
     ]
-    for start in range(0, len(findings.servers), _PAGE):
-        page = findings.servers[start : start + _PAGE]
+
+    def title(_: int, page: Sequence[Server]) -> str:
         first, last = (short(wording.server(each.url), 40) for each in (page[0], page[-1]))
-        title = f"{wording.plural(len(page), 'server')}, {first} to {last}"
-        yield tag("details", tag("summary", title), table(None, columns, page, name=title), class_="page")
-    if left := number - len(findings.servers):
-        where = f"server_scorecard/as_of={findings.as_of.isoformat()}"
-        yield tag("p", f"And {wording.plural(left, 'more server')}: in {where}.", class_="soft small")
+        return f"{wording.plural(len(page), 'server')}, {first} to {last}"
+
+    yield from pages(findings.servers, columns, title, findings, number=number)
 
 
 def _day(value: date | None) -> str:
@@ -273,6 +270,7 @@ def owed(findings: Findings) -> Markup:
         ),
         Column("Lost, 7 days", lambda server: wording.count(server.week.lost), number=True),
         Column("Lost, 30 days", lambda server: wording.count(server.month.lost), number=True),
+        Column("of", lambda server: loss_codes(server.month), wide=True),
     ]
     first = next((step for server in found.servers if server.owed and (step := listing(server.url))), None)
     steps = [
@@ -289,8 +287,19 @@ def owed(findings: Findings) -> Markup:
         owed_and_lost(findings),
         table(None, columns, found.servers, name="Servers to which the most is owed"),
         _more(findings),
+        _causes(found.loss_codes),
         *(pasted(step.command, step.when) for step in steps),
     )
+
+
+def _causes(codes: Mapping[str, int]) -> Markup | None:
+    """Return why deliveries were lost: the last attempt of each failed with that code."""
+    columns: list[Column[str]] = [
+        Column("Code", lambda code: tag("code", short(code, 40))),
+        Column("What it says", lambda code: meaning(code).text, wide=True),
+        Column("Lost, 30 days", lambda code: wording.count(codes[code]), number=True),
+    ]
+    return tag("div", table("Why deliveries were lost", columns, codes), class_="next") if codes else None
 
 
 def _moment(value: datetime | None) -> str:

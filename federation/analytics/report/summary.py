@@ -55,6 +55,7 @@ def summary_of(findings: Findings) -> dict[str, object]:
             "owed_since": _iso(findings.obligations.since),
             "lost_7_days": findings.obligations.lost_week,
             "lost_30_days": findings.obligations.lost_month,
+            "loss_codes_30_days": dict(findings.obligations.loss_codes),
         },
         "outages": {
             "count": findings.outages.failures,

@@ -29,7 +29,7 @@ _PERIOD_COUNTS: Final = ("attempts", "delivered", "failures", "lost")
 
 def verdicts(scorecards: DataFrame) -> DataFrame:
     """Return one row per server: both its windows, the verdict, which stands in both of its cards, and why."""
-    urgency = sf.array_position(sf.array(*(sf.lit(action.value) for action in URGENCY)), sf.col("action"))
+    urgency = urgency_of("action")
     reasons = sf.transform(sf.slice("reasons", 1, 5), lambda reason: sf.substring(reason, 1, 300))
     return scorecards.groupBy("server_url").agg(
         sf.max(urgency).alias("urgency"),
@@ -40,6 +40,14 @@ def verdicts(scorecards: DataFrame) -> DataFrame:
         *(sf.coalesce(sf.max(name), sf.lit(0)).alias(name) for name in ("owed", "held")),
         *(sf.min_by(sf.unix_micros(name), "window_days").alias(name) for name in ("state_since", "owed_since")),
     )
+
+
+def urgency_of(action: str) -> Column:
+    return sf.array_position(sf.array(*(sf.lit(each.value) for each in URGENCY)), sf.col(action))
+
+
+def action_of(urgency: int) -> Action:
+    return URGENCY[max(urgency, 1) - 1]
 
 
 def _of_window(days: int, name: str) -> Column:
@@ -122,7 +130,11 @@ def obligations(found: DataFrame, total: Row, history: Sequence[tuple[date, int,
     lost = _number("month.lost")
     most = found.where(_missing() > 0).orderBy(_missing().desc(), lost.desc(), "server_url")
     known = _known(total, findings.Obligations) | {"since": instant_of(total["since"])}
-    return findings.Obligations(**known, servers=_listed(most), history=tuple(history))
+    by_code = found.select(sf.explode("month.loss_codes").alias("code", "lost")).groupBy("code")
+    codes = by_code.agg(sf.sum("lost").alias("lost")).orderBy(sf.desc("lost"), "code").limit(findings.MOST_LOSS_CODES)
+    return findings.Obligations(
+        **known, loss_codes=dict(codes.collect()), servers=_listed(most), history=tuple(history)
+    )
 
 
 def outages(found: DataFrame, total: Row) -> findings.Outages:
@@ -200,7 +212,7 @@ def _server(row: Row, days: Sequence[findings.Day], daily: tuple[float | None, .
     first_bad_day = _first_bad_day(days, daily) if daily else None
     return findings.Server(
         url=row["server_url"],
-        action=URGENCY[max(row["urgency"], 1) - 1],
+        action=action_of(row["urgency"]),
         state=row["state"],
         reasons=tuple(row["reasons"] or ()),
         since=findings.Since(at=instant(sick_since)) if sick_since is not None else first_bad_day,
@@ -229,4 +241,10 @@ def _first_bad_day(days: Sequence[findings.Day], daily: Sequence[float | None]) 
 def _period(row: Row | None) -> findings.Period:
     if row is None:
         return findings.Period()
-    return findings.Period(**row.asDict() | {name: row[name] or 0 for name in _PERIOD_COUNTS})
+    counts: dict[str, Any] = {name: row[name] or 0 for name in _PERIOD_COUNTS}
+    return findings.Period(**row.asDict() | counts | {"loss_codes": most_first(row["loss_codes"] or {})})
+
+
+def most_first(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts, the greatest first."""
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -45,6 +45,14 @@ def test_a_text_is_kept_as_it_is() -> None:
         assert activity.size == len(text.encode())
 
 
+def test_nobody_is_named_by_an_empty_member() -> None:
+    """Nor by what an object says of another thing."""
+    for activity in (like(bto=[], bcc=None), like(name={"bto": "x"}), like(object={"id": "x", "tag": {"bcc": "x"}})):
+        assert parse(activity).type == "Like"
+    text = json.dumps(like(object="deep")).replace('"deep"', '{"object":' * 400 + "1" + "}" * 400)
+    assert parse(text).type == "Like"
+
+
 def test_a_mapping_is_rendered_compactly() -> None:
     """Nothing is escaped that need not be."""
     activity = parse(like(name="é €"))
@@ -98,6 +106,11 @@ def test_a_mapping_is_rendered_compactly() -> None:
         (like(actor=ALICE + "x" * (2049 - len(ALICE))), "actor: longer than 2048"),
         (like(type="Like\x00"), "type: longer than 256 characters, or not printable"),
         (like(type=["Like", "s3cret\n"]), "type: longer than 256 characters, or not printable"),
+        (like(bto=["https://b.example/s3cret"]), "bto: all receivers would see it"),
+        (like(bcc="https://b.example/s3cret"), "bcc: all receivers would see it"),
+        (create({**NOTE, "bcc": ["https://b.example/s3cret"]}), "bcc: all"),
+        (json.dumps(like(object=[f"{ALICE}/1", {"id": f"{ALICE}/2", "bto": "https://b.example/s3cret"}])), "bto: all"),
+        (undo(create({**NOTE, "bto": ["https://b.example/s3cret"]})), "bto: all"),
         (like(type="x" * 257), "type: longer than 256 characters, or not printable"),
     ],
 )

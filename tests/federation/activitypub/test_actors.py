@@ -183,6 +183,9 @@ async def test_a_removed_actor_keeps_its_key(database: Database) -> None:
         (f"{ORIGIN}/users/alice\n", "characters"),
         (f'{ORIGIN}/users/alice"', "characters"),
         (f"{ORIGIN}/users/%zz", "characters"),
+        (f"{ORIGIN}/%40alice", "%40, which others write as @"),
+        (f"{ORIGIN}/users/%7Ealice", "%7E, which others write as ~"),
+        (f"{ORIGIN}/users/%c3%A5", "%c3, which others write as %C3"),
         (f"{ALICE}{'e' * LONGEST_ACTOR}", "longer than"),
     ],
 )
@@ -196,7 +199,7 @@ async def test_what_is_no_actor_of_ours_is_refused(database_file: object, url: s
     await database.close()
 
 
-@pytest.mark.parametrize("path", ["/", "/?author=1", "/@alice", "/users/%C3%A5lice", "/~alice/...", "/a/..b/c.d"])
+@pytest.mark.parametrize("path", ["/", "/?author=1", "/@alice", "/users/%C3%A5lice%2F%20", "/~alice/...", "/a/..b/c.d"])
 async def test_actors_have_many_forms(database_file: object, path: str) -> None:
     """Other programs put them where they like."""
     database = Database(f"sqlite:///{database_file}")

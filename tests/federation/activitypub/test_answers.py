@@ -154,6 +154,13 @@ def test_only_a_refusal_that_may_be_about_the_signature_is_knocked_at_again(
         assert second_kind(knock(status, kind), remembered) == CAVAGE
 
 
+def test_a_403_is_about_a_signature_of_the_newer_kind() -> None:
+    """As PeerTube answers what it cannot read; not where that kind is known to be taken."""
+    assert second_kind(knock(403, RFC9421), None) == CAVAGE
+    assert second_kind(knock(403, RFC9421), "rfc9421") is None
+    assert second_kind(knock(404, RFC9421), None) is None
+
+
 def test_the_first_knock_is_the_remembered_kind_or_the_settings() -> None:
     """What a later version has written there is nothing to go by."""
     found = [first_kind(remembered, RFC9421) for remembered in ("cavage", "rfc9421", "rfc9999", "", None)]
@@ -162,7 +169,16 @@ def test_the_first_knock_is_the_remembered_kind_or_the_settings() -> None:
 
 @pytest.mark.parametrize(
     ("first", "second", "counts"),
-    [(401, 202, 202), (400, 404, 404), (401, 500, 500), (401, 401, 401), (400, 401, 400), (401, 400, 401)],
+    [
+        (401, 202, 202),
+        (400, 404, 404),
+        (401, 500, 500),
+        (401, 401, 401),
+        (400, 401, 400),
+        (401, 400, 401),
+        (403, 202, 202),
+        (403, 403, 403),
+    ],
 )
 def test_the_answer_that_counts(first: int, second: int, counts: int) -> None:
     """The other kind's, unless that was refused like the first, for whatever it is worth to that server."""

@@ -123,6 +123,17 @@ async def test_a_mount_that_the_path_lacks_is_put_before_it(node: Federation, pa
     assert (await answer_of(asgi(), scope))["id"] == BELOW
 
 
+@pytest.mark.parametrize("raw", [{}, {"raw_path": None}])
+async def test_a_path_that_was_decoded_is_written_as_actors_are(node: Federation, raw: dict[str, None]) -> None:
+    """By a server that has it in no other form, such as those that serve functions of a cloud."""
+    url = f"{OWN_URL}/@ann;a=b/(c),!$&'*+:~._-"
+    await add_actor(node.database, url, at=AT)
+    for mount in ("", "/@ann;a=b"):
+        path = url.removeprefix(OWN_URL)
+        scope = {"type": "http", "method": "GET", "path": path, "root_path": mount, "query_string": b"", "headers": []}
+        assert (await answer_of(asgi(), scope | raw))["id"] == url
+
+
 async def answer_of(app: ASGIApp, scope: MutableMapping[str, Any]) -> Any:
     """The JSON that the application answers; it does not ask for a body."""
     sent: list[MutableMapping[str, Any]] = []

@@ -54,9 +54,12 @@ def test_what_is_read_of_an_activity() -> None:
     assert incoming(type=["Create", 1, "Note"]).types == ("Create", "Note")
     assert incoming(type=None).types == ()
     assert incoming(id=1).id is None
-    assert [incoming(object=each).object_id for each in (NOTE, {"id": NOTE}, {}, [NOTE], "")] == [NOTE, NOTE] + [
-        None
-    ] * 3
+    for thing in (NOTE, {"id": NOTE}, [NOTE], [{"id": NOTE}]):
+        assert incoming(object=thing).object_id == NOTE
+        assert incoming(object=thing).vouches(incoming(object=thing).object)
+    for thing in ({}, [NOTE, NOTE], [[NOTE]], [], ""):
+        assert incoming(object=thing).object_id is None
+    assert incoming(object=[{"id": NOTE}]).object == {"id": NOTE}, "a list of one is that one"
     assert "secret" not in repr(incoming(content="secret"))
 
 

@@ -360,7 +360,7 @@ async def test_one_key_is_fetched_once_whoever_waits(scene: Scene) -> None:
     server = scene.server
     release = held(server)
     waiting = [asyncio.create_task(scene.pem()) for _ in range(MOST_WAITING + 5)]
-    await until(lambda: sum(task.done() for task in waiting) == 5)
+    await until(lambda: server.hits and sum(each.done() for each in waiting) == 5)
     release.set()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert outcomes.count(public_pem(scene.bob.key)) == MOST_WAITING

@@ -101,6 +101,20 @@ async def test_any_other_answer_is_one_request(stage: Scene, status: int) -> Non
     assert kinds(stage) == [CAVAGE]
 
 
+async def test_a_server_that_forbids_what_it_cannot_read_is_knocked_at_again(
+    settings: Settings, ssl_context: ssl.SSLContext
+) -> None:
+    """PeerTube does, for the newer kind; once it is known what it takes, a 403 is one."""
+    async with scene(settings, ssl_context, first_knock=RFC9421) as stage:
+        stage.peer.default = takes(CAVAGE, refusal=403)
+        for expected in ([RFC9421, CAVAGE], [CAVAGE]):
+            assert (await stage.fate()).row is None
+            assert kinds(stage) == expected
+        stage.peer.default = respond(403)
+        await stage.fate()
+        assert kinds(stage) == [CAVAGE]
+
+
 async def test_the_log_tells_which_kind_got_through_and_how_many_were_tried(stage: Scene) -> None:
     """None got through where both were refused."""
     told = []

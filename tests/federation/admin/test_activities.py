@@ -35,7 +35,7 @@ from tests.federation.admin.activities import (
     lose_inbox,
     send_note,
 )
-from tests.federation.cli.elsewhere import PEER, know
+from tests.federation.cli.elsewhere import PEER, at_work, know
 from tests.federation.conftest import OWN_URL, MakeSettings
 from workers.clock import ManualClock, SystemClock
 
@@ -114,6 +114,7 @@ async def test_deliveries_are_chosen_by_activity_and_by_inbox(node: Federation) 
 async def test_a_server_of_activities_alone_needs_no_registry(node: Federation) -> None:
     """Whether anything is known of its link, or only that something is owed to it."""
     await send_note(node, "b.example")
+    await at_work(node)
     for _ in range(2):
         told = await explain(node, B)
         assert [way.wire for way in told.ways] == [WIRE]

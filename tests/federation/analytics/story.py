@@ -64,7 +64,7 @@ class Character:
             None if availability is None else round(100 * availability, 1),
             *(self.p95_ms, 1 if self.sick_since else 0, *times, outage, self.trend.value, -0.1),
             *(state, since, self.error if attempts > delivered else None, self.action.value, list(self.reasons)),
-            *((3, 2, since, 1) if self.sick_since else (0, 0, None, 0)),
+            *((3, 2, since, 1, [(self.error, 1)]) if self.sick_since else (0, 0, None, 0, None)),
         )
 
 

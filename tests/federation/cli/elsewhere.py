@@ -26,6 +26,7 @@ from federation.base.settings.settings import Settings
 from federation.runtime.composition import Federation
 from tests.federation.admin.conftest import end
 from tests.federation.protocol.vectors import B
+from workers.jobs import new_worker_id
 
 T = TypeVar("T")
 PEER = "https://peer.example"
@@ -102,6 +103,12 @@ async def owe(node: Federation, number: int) -> list[str]:
         return [
             await node.outbox.enqueue_delivery(session, POST_JOB, f"{PEER}/posts", PEER, PAYLOAD) for _ in range(number)
         ]
+
+
+async def at_work(node: Federation) -> None:
+    """A process that delivers is heard of, which takes no job."""
+    await node.delivery_queue.start()
+    await node.delivery_queue.storage.claim(new_worker_id(), leases={"of-no-job": timedelta(minutes=1)}, limit=1)
 
 
 async def give_up(

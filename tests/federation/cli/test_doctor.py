@@ -29,7 +29,7 @@ from federation.protocol.keys import generate_own_keys
 from federation.runtime.composition import Federation
 from tests import warm
 from tests.federation.cli.conftest import LIMITED, Command
-from tests.federation.cli.elsewhere import PEER, know
+from tests.federation.cli.elsewhere import PEER, at_work, know, owe
 from tests.federation.conftest import alter
 from tests.federation.protocol.vectors import B
 from tests.misbehaving import respond
@@ -393,6 +393,20 @@ async def test_what_nobody_ever_worked_on_is_a_warning(state: DeliveryState) -> 
     await node.close()
     backlog = await finding("backlog")
     assert (backlog.verdict, "`federation workers run`" in backlog.advice) == (Verdict.WARNING, True)
+
+
+@pytest.mark.usefixtures("node_environment")
+async def test_that_nobody_delivers_any_more_is_a_warning() -> None:
+    """At once: the age of what waits says it an hour later."""
+    node = Federation(Settings.load())
+    async with node.database.transaction() as session:
+        session.add(SchedulerJob(name="purge", started_at=datetime.now(UTC), outcome=RunOutcome.DONE))
+    await owe(node, 1)
+    found = await finding("backlog")
+    assert (found.verdict, "no process that delivers runs" in found.advice) == (Verdict.WARNING, True)
+    await at_work(node)
+    await node.close()
+    assert (await finding("backlog")).verdict is Verdict.OK
 
 
 @pytest.mark.usefixtures("node_environment")

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from sqlmodel import col
 
 from db import ActivityKey, ReceivedActivity, ReceivedState
 from federation.activitypub.application import serving_of
-from federation.admin.doctor import actors
+from federation.activitypub.documents import NODEINFO_INDEX_PATH, nodeinfo_index
+from federation.admin.doctor import actors, checks
 from federation.admin.doctor.checks import Verdict
 from federation.admin.doctor.doctor import examine_node
 from federation.admin.doctor.received import received
@@ -24,6 +26,7 @@ from federation.delivery.wire import Sending, Trace
 from federation.http.errors import BlockedUrl
 from federation.runtime.composition import Federation
 from federation.servers.link_rules import Link
+from tests.federation.cli.elsewhere import know
 from tests.federation.conftest import MakeSettings
 from tests.misbehaving import Exchange, MisbehavingServer, Received, respond
 from tests.servers import free_port
@@ -123,6 +126,51 @@ async def test_our_own_actor_is_asked_for_by_our_public_name(node: Federation, s
     statuses["/users"] = 404
     verdict, told = await seen()
     assert (verdict, "is answered with status 404" in told) == (Verdict.FAILURE, True)
+
+
+async def test_where_an_application_serves_activitypub_alone_no_discover_is_missed(
+    node: Federation, server: MisbehavingServer
+) -> None:
+    """Unless a server with keys is known, the registry cannot be read, or what answers is something else."""
+    serving, pages = serving_of(node), dict[str, bytes]()
+
+    async def serve(request: Received, exchange: Exchange) -> None:
+        reply = await serving.answer(request.method, request.path, request.headers)
+        status, body = (200, pages[request.path]) if request.path in pages else (reply.status, reply.body)
+        await respond(status, reply.headers, body)(request, exchange)
+
+    async def seen() -> tuple[Verdict, str]:
+        found = await checks.discover(node)
+        return found.verdict, found.found
+
+    server.default = serve
+    alone = (Verdict.OK, "what answers serves ActivityPub alone, and no server is known here that would need more")
+    assert await seen() == alone
+    pages["/discover"] = b"<html>"
+    assert await seen() == alone
+    pages["/.well-known/nodeinfo"] = b"<html>"
+    assert (await seen())[0] is Verdict.FAILURE
+    del pages["/discover"]
+    assert await seen() == (Verdict.WARNING, "answered with status 404")
+    del pages["/.well-known/nodeinfo"]
+    await know(node)
+    assert await seen() == (Verdict.WARNING, "answered with status 404")
+
+
+async def test_without_its_database_the_doctor_knows_nothing_of_who_needs_discover(
+    make_settings: MakeSettings, server: MisbehavingServer, tmp_path: Path
+) -> None:
+    """It warns of what it sees, and makes no database."""
+    gone = tmp_path / "gone.sqlite3"
+    for url in (f"sqlite:///{gone}", f"postgresql://u:s3cret@127.0.0.1:{free_port()}/x"):
+        node = Federation(make_settings(database_url=url, better_auth_url=server.url, federation_activitypub="1"))
+        index = json.dumps(nodeinfo_index(server.url)).encode()
+        server.routes = {"/discover": respond(404), NODEINFO_INDEX_PATH: respond(200, {}, index)}
+        try:
+            assert (await checks.discover(node)).verdict is Verdict.WARNING
+        finally:
+            await node.close()
+    assert not gone.exists()
 
 
 async def test_the_wire_sees_our_actor_where_the_doctor_does(

@@ -17,7 +17,7 @@ from federation.delivery.held.sweep_times import GAP
 from federation.runtime.composition import Federation
 from federation.runtime.recurring_jobs import recurring_jobs
 from federation.scheduler.leases import LEASE
-from tests.federation.cli.elsewhere import PEER, owe
+from tests.federation.cli.elsewhere import PEER, at_work, owe
 from tests.federation.conftest import MakeSettings
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
@@ -118,6 +118,8 @@ async def test_a_queue_without_jobs_for_what_is_ready_is_told(node: Federation) 
     async with node.database.transaction() as session:
         await session.execute(update(DeliveryJob).values(queued_at=datetime.now(UTC) - 2 * MINUTE))
     assert (await time_checks.sweeps(node)).verdict is Verdict.NOTE
+    assert "no process that delivers runs" in "".join((await explain(node, PEER)).sentences())
+    await at_work(node)
     assert "on the way" in "".join((await explain(node, PEER)).sentences())
     await node.delivery_queue.storage.remove(ids)
     found = await time_checks.sweeps(node)

@@ -19,9 +19,10 @@ SHOUTING = f"{B.replace('b.', 'B.')}/users/dan"
 
 
 @pytest.fixture
-def meeting(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+def meeting(command: Command, monkeypatch: pytest.MonkeyPatch, database_url: str) -> Command:
     """Bob follows alice and zoe, carol asks to follow alice; alice follows bob, and carol has refused her."""
     monkeypatch.setenv("FEDERATION_ACTIVITYPUB", "1")
+    monkeypatch.setenv("DATABASE_URL", database_url)
     on_the_node(add_alice)
     on_the_node(lambda node: befriend(node, BOB, days=3))
     on_the_node(lambda node: befriend(node, BOB, direction=FollowDirection.FOLLOWING))

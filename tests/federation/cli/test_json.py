@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from datetime import date, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.federation.admin.activities import add_alice, befriend, lose_inbox, r
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import PEER, give_up, know, live_without_a_host, on_the_node, owe, put_on_hold
 from tests.federation.cli.every_command import every_command, typed
+from tests.federation.protocol.vectors import A
 from tests.servers import free_port
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "cli-json.md").read_text()
@@ -77,13 +79,30 @@ def test_every_command_is_written_down() -> None:
     assert sorted(COMMANDS) == every_command()
 
 
+@pytest.fixture(scope="module")
+def busy(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A database with one of each thing that commands tell of, to be copied; the ids of the deliveries."""
+    file = tmp_path_factory.mktemp("busy") / "node.sqlite3"
+    shutil.copy(migrated_file, file)
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {
+            **A.env,
+            "BETTER_AUTH_URL": "https://a.example",
+            "DATABASE_URL": f"sqlite:///{file}",
+        }.items():
+            patched.setenv(name, value)
+        on_the_node(know)
+        ids: list[str] = on_the_node(lambda node: owe(node, 3))
+        on_the_node(lambda node: give_up(node, ids[:1], "HTTP_500"))
+        on_the_node(lambda node: put_on_hold(node, ids[1:2]))
+    return file, ids
+
+
 @pytest.fixture
-def busy_node(command: Command) -> list[str]:
-    """One of each thing that commands tell of; the ids of the deliveries."""
-    on_the_node(know)
-    ids: list[str] = on_the_node(lambda node: owe(node, 3))
-    on_the_node(lambda node: give_up(node, ids[:1], "HTTP_500"))
-    on_the_node(lambda node: put_on_hold(node, ids[1:2]))
+def busy_node(command: Command, database_file: Path, busy: tuple[Path, list[str]]) -> list[str]:
+    """The database of the command is a copy of that one; the ids of the deliveries."""
+    file, ids = busy
+    shutil.copy(file, database_file)
     Path("rules.csv").write_text("server_url,reason\nhttps://new.example,spam\nnonsense,why\n")
     return ids
 

@@ -113,6 +113,30 @@ def test_columns_are_chosen(command: Command, busy: list[str]) -> None:
     assert "there is no column colour; there are id, full id, server, " in wrong.stderr
 
 
+@pytest.mark.spread("database_url")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("deliveries", "list", "--activity"),
+        ("users", "list", "--after"),
+        ("activitypub", "received", "list", "--actor"),
+        ("activitypub", "follows", "--actor"),
+        ("activitypub", "actors", "list", "--after"),
+        ("actions", "list", "--columns"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_no_text_is_refused(
+    command: Command, monkeypatch: pytest.MonkeyPatch, database_url: str, arguments: tuple[str, ...]
+) -> None:
+    """Bytes that are no UTF-8, which no database takes: wrong usage, in a line."""
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("FEDERATION_ACTIVITYPUB", "1")
+    command("db", "upgrade", "--host-tables")
+    done = command(*arguments, "x\udcff")
+    assert (done.status, done.stdout, "Traceback" in done.stderr) == (2, "", False)
+
+
 def test_no_cell_is_json(command: Command, busy: list[str]) -> None:
     """But words."""
     command("deliveries", "drop", *busy[:2], "--yes")

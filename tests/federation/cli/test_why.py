@@ -25,7 +25,7 @@ from federation.protocol.keys import generate_own_keys
 from federation.runtime.composition import Federation
 from federation.servers.link_rules import Link
 from tests.federation.cli.conftest import Command
-from tests.federation.cli.elsewhere import PEER, fall, give_up, know, on_the_node, owe, put_on_hold
+from tests.federation.cli.elsewhere import PEER, at_work, fall, give_up, know, on_the_node, owe, put_on_hold
 
 
 def test_why_tells_what_stands_in_the_way(command: Command) -> None:
@@ -44,7 +44,8 @@ def test_why_tells_what_stands_in_the_way(command: Command) -> None:
     assert "It is unhealthy since" in told
     assert "because of CONN_REFUSED: nothing listens on its port" in told
     assert re.search("0 probes have failed so far; the next one is in [45] min", told)
-    assert "2 deliveries to it are on the way, the oldest made" in told
+    assert "2 deliveries to it are to be sent, the oldest made" in told
+    assert "Nothing is sent: no process that delivers runs" in told
     assert "1 delivery to it failed for good in the last days: 1 CONN_REFUSED." in told
     assert "CONN_REFUSED (A_CODE_OF_ITS_OWN) after 12 ms, and given up." in told
     document = command("why", PEER, "--json").json
@@ -190,7 +191,20 @@ def test_why_is_content_with_a_healthy_server(command: Command) -> None:
     assert done.stdout.splitlines()[1] == "  Deliveries to it are sent."
 
 
-async def attempted(database: Database, delivery_id: str, *, code: str = "A_CODE_OF_ITS_OWN") -> None:
+def test_a_server_was_seen_when_it_last_took_a_delivery(command: Command) -> None:
+    """The registry is told of it only when its health changes."""
+    on_the_node(know)
+    assert "last seen 2 h" in command("why", PEER).stdout
+    [delivery] = on_the_node(lambda node: owe(node, 1))
+    on_the_node(at_work)
+    on_the_node(lambda node: attempted(node.database, delivery, code=None))
+    told = command("why", PEER).stdout
+    assert re.search(r"last seen [0-9]+ s ago", told)
+    assert "Deliveries to it are sent." in told
+
+
+async def attempted(database: Database, delivery_id: str, *, code: str | None = "A_CODE_OF_ITS_OWN") -> None:
+    """By the code it failed; with none it was delivered."""
     async with database.transaction() as session:
         session.add(
             DeliveryAttempt(
@@ -200,8 +214,8 @@ async def attempted(database: Database, delivery_id: str, *, code: str = "A_CODE
                 attempt=5,
                 started_at=datetime.now(UTC),
                 duration_ms=12,
-                outcome=AttemptOutcome.RETRYABLE,
-                error_code="CONN_REFUSED",
+                outcome=AttemptOutcome.RETRYABLE if code else AttemptOutcome.DELIVERED,
+                error_code="CONN_REFUSED" if code else None,
                 remote_code=code,
                 note=AttemptNote.GIVEN_UP,
             )

@@ -144,7 +144,9 @@ def test_a_name_that_nobody_knows_is_told_with_what_may_be_meant(
     assert done.status == 1
     name, said, *question, discover = done.stdout.splitlines()
     assert said == "  Nobody here knows it: it is not in the registry, and no delivery to it is owed or on record."
-    assert discover.endswith(f"`federation servers discover {name}` asks it who it is, as a first delivery would.")
+    assert discover.endswith(
+        f"`federation servers discover {name}` asks it who it is, as a first delivery by sealed would."
+    )
     assert isinstance(document, dict)
     assert (document["known"], set(document["meant"])) == (False, set(meant))
     assert all(url in question[0] for url in meant) if meant else not question

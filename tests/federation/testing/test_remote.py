@@ -267,7 +267,7 @@ async def test_the_node_believes_no_forgery(federation_node: FederationNode, rem
     forged = {"type": "Create", "actor": f"{remote.url}/users/carol", "object": "hello"}
     with pytest.raises(NotTaken, match="not the owner of the key") as caught:
         await remote.send(forged, by=remote.actor("bob"))
-    assert caught.value.status == 401
+    assert caught.value.status == 422
 
 
 async def test_it_shows_its_actors(federation_node: FederationNode, remote: FakeRemote) -> None:

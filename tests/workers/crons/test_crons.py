@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import sqlite3
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,7 @@ from workers.crons import Cron, Missed
 from workers.errors import StorageError, Unsupported
 from workers.jobs import CronRow, JobState
 from workers.storage.memory import MemoryStorage
+from workers.storage.sql import SqlStorage
 from workers.storage.urls import open_storage
 from workers.testing.harness import Harness
 from workers.testing.steps import PATIENCE
@@ -231,7 +235,32 @@ async def test_a_row_of_a_newer_version_stops_no_other(queue: Queue, clock: Manu
     assert await Ticker(queue.storage, [cron("a"), cron("b")], report=told.append).tick() == 0
     assert len((await queue.storage.list(JobState.QUEUED)).jobs) == 1
     assert [type(error) for error in told] == [StorageError]
+    assert await Ticker(queue.storage, (), report=told.append).tick() == HOUR.total_seconds()
+    await queue.crons.remove("night")
     assert await Ticker(queue.storage, (), report=told.append).tick() == LOOK_SECONDS
+
+
+async def test_one_whose_job_is_refused_stops_no_other(tmp_path: Path, clock: ManualClock) -> None:
+    """As by a trigger of somebody's in the database. It is reported, and tried again while the others go on."""
+    storage = SqlStorage(f"sqlite:///{tmp_path}/jobs.db", clock=clock)
+    await storage.migrate()
+    queue, told, second = Queue(storage), list[Exception](), timedelta(seconds=1)
+    await declare(queue, every(HOUR, name="a"), every(second, name="b"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as somebody:
+        somebody.execute(
+            "CREATE TRIGGER refusal BEFORE INSERT ON workers_jobs WHEN NEW.id LIKE '%cron:a:%'"
+            " BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+        )
+    clock.advance(HOUR)
+    ticker = Ticker(storage, (), report=told.append)
+    assert await ticker.tick() == 0
+    assert await ticker.tick() == second.total_seconds()
+    clock.advance(second)
+    assert await ticker.tick() == 0
+    assert [type(error) for error in told] == [StorageError] * 3
+    assert len((await storage.list(JobState.QUEUED)).jobs) == 2
+    await queue.stop()
+    await storage.disconnect()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pytest
 
 from tests.servers import free_port
-from workers import JobState, StorageError, StorageUnavailable
+from workers import JobEventKind, JobState, StorageError, StorageUnavailable
 from workers.jobs import Completed, Released, SettleStatus
 from workers.storage import rules
 from workers.storage.bull import BullStorage
@@ -54,6 +54,26 @@ async def test_a_hanging_server_is_unavailable_in_time(kind: type[OnRedis]) -> N
         with pytest.raises(StorageUnavailable):
             await storage.connect()
         server.close()
+
+
+@pytest.mark.parametrize(
+    "setting", ["protocol=3", "decode_responses=true", "decode_responses=false", "encoding=latin-1"]
+)
+async def test_a_url_does_not_change_the_shape_of_replies(kind: type[OnRedis], redis_url: str, setting: str) -> None:
+    """As one does that an application has for its own client: jobs are claimed and read, and events heard."""
+    storage = kind(f"{redis_url}?{setting}", f"test-{uuid.uuid4().hex}")
+    await storage.connect()
+    try:
+        async with storage.subscribe("größe-1") as events:
+            await storage.enqueue([job("größe-1", payload="größe".encode())])
+            [claim] = await storage.claim("worker", leases=LEASES, limit=1)
+            assert (claim.job_id, claim.payload) == ("größe-1", "größe".encode())
+            await storage.settle([Completed(claim=claim, result=b"1")])
+            async with asyncio.timeout(PATIENCE):
+                while (await events.get()).kind is not JobEventKind.COMPLETED:
+                    pass
+    finally:
+        await storage.disconnect()
 
 
 async def test_no_server_at_all(kind: type[OnRedis]) -> None:

@@ -31,7 +31,7 @@ from workers.errors import CorruptPayloadError
 from workers.jobs import OutcomeKind
 from workers.storage.base import Storage
 from workers.storage.memory import MemorySpace, MemoryStorage
-from workers.tasks import arguments as task_arguments
+from workers.tasks import codecs
 
 PATIENCE = timedelta(seconds=PATIENCE_SECONDS)
 MOMENT = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -52,7 +52,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     def find_spec(name: str) -> object:
         return importlib.util.find_spec(name) if name == chosen else None
 
-    monkeypatch.setattr(task_arguments, "find_spec", find_spec)
+    monkeypatch.setattr(codecs, "find_spec", find_spec)
     return chosen
 
 

@@ -115,3 +115,23 @@ async def test_what_a_function_did_by_the_end_of_a_stop_counts() -> None:
     asyncio.get_running_loop().call_later(0.2, threads.go.set)
     await task
     assert await steps.state(storage, "nearly") is JobState.COMPLETED
+
+
+async def test_a_job_that_gets_no_thread_was_not_tried(caplog: pytest.LogCaptureFixture) -> None:
+    """A machine may have no more of them for now; that costs the job no attempt."""
+    storage, recorder, attempts = MemoryStorage(), Recorder(), list[int]()
+
+    def work(job: Job) -> None:
+        attempts.append(job.attempt)
+
+    await steps.enqueue(storage, steps.job("job", name="plain", max_attempts=1))
+    usual = threading.stack_size(2**47)  # more than a process can address
+    try:
+        async with running(Worker(storage, {"plain": work}, observers=[recorder])):
+            await recorder.seen(Kind.SNOOZED)
+            threading.stack_size(usual)
+            assert (await outcome(storage, "job")).kind is OutcomeKind.COMPLETED
+    finally:
+        threading.stack_size(usual)
+    assert attempts == [1]
+    assert "job 'job' (plain) waits for a thread: can't start new thread" in caplog.text

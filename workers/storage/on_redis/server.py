@@ -22,12 +22,13 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from inspect import signature
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from redis import exceptions
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import parse_url as named_in
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -238,13 +239,17 @@ class RedisServer:
             await pool.close()
 
     def _make_pool(self) -> ConnectionPool:
-        settings = {
+        fixed: dict[str, Any] = {  # whatever a URL says; Any: as redis-py takes them
             "protocol": 2,  # so replies have one shape, whatever the server and the client's default
             "decode_responses": self._text,
+            "encoding": "utf-8",
             "encoding_errors": "surrogateescape",  # bytes of other producers survive the conversion to text
             "retry": Retry(NoBackoff(), 0),
             "retry_on_error": [],
             "retry_on_timeout": False,
+        }
+        settings = {
+            **fixed,
             "socket_timeout": None,
             "socket_connect_timeout": self._timeout,
             "max_connections": CONNECTIONS,
@@ -252,7 +257,7 @@ class RedisServer:
         if self._deployment is not None:
             return master_pool(self._deployment, self._base, settings)
         if isinstance(self._target, str):
-            return ConnectionPool.from_url(self._target, **settings)
+            return ConnectionPool(**{**settings, **named_in(self._target), **fixed})
         lent = self._target.connection_pool
         # Maintenance notifications exist only in RESP 3, but redis-py sets up handlers for them unasked.
         kept = {name: value for name, value in lent.connection_kwargs.items() if "maint_notifications" not in name}

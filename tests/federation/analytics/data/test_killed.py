@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from federation.analytics.data import directories, export, sinks
+from federation.analytics.data import directories, export, results, sinks
 from federation.analytics.data.computed import Computed, computed_days, note_computed
 from federation.analytics.data.directories import STAGING, staging_in
 from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS, SNAPSHOTS
@@ -67,7 +67,7 @@ def read_each(names: list[str], look: Callable[[str], int]) -> Callable[[], tupl
 
 
 DAYS = [f"{ATTEMPTS}/day={day}" for day in WINDOW.days]
-UNDATED = f"{ATTEMPTS}/{export.UNDATED}"
+UNDATED = f"{ATTEMPTS}/{results.UNDATED}"
 TABLES = ("servers", "blacklist")
 """All others are as the second."""
 EXPORTED = [*TABLES, *DAYS, UNDATED]

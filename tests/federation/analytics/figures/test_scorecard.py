@@ -115,7 +115,7 @@ OWED: Final = [
     delivery(_url("down-18-days"), "b", state="held"),
     delivery(_url("down-18-days"), "c"),
     delivery(_url("down-18-days"), "d", state="expired", settled_at=at("11-29 12:00")),
-    delivery(_url("down-18-days"), "e", state="failed", settled_at=at("11-29 12:00")),
+    delivery(_url("down-18-days"), "e", state="failed", error_code="TIMEOUT", settled_at=at("11-29 12:00")),
     delivery(_url("held-only"), "f", state="held"),
     *(delivery(_url("held-some"), f"held {each}", state="held") for each in range(2)),
 ]
@@ -239,7 +239,7 @@ def test_the_trend_is_the_last_days_against_those_before(
             "park",
             [
                 "down since 2026-11-12 (18 days), last error TLS_ERROR",
-                "lost for good: 2 of 2 deliveries in 7 days",
+                "lost for good: 2 of 2 deliveries in 7 days, most often expired",
             ],
         ),
         ("down-today", 7, "watch", ["down since 2026-11-30 (4 hours)"]),
@@ -319,6 +319,7 @@ def test_what_is_owed_and_lost_is_told(cards: dict[tuple[str, int], Row]) -> Non
     since = at("11-13 12:00").replace(tzinfo=None)
     assert [(card["owed"], card["held"], card["owed_since"]) for card in (month, week)] == 2 * [(3, 2, since)]
     assert (month["lost"], week["lost"]) == (3, 2)
+    assert (month["loss_codes"], week["loss_codes"]) == ({"TIMEOUT": 2, "expired": 1}, {"TIMEOUT": 1, "expired": 1})
     assert (cards[_url("held-only"), 7]["held"], cards[_url("held-only"), 7]["state"]) == (1, "unregistered")
     idle = cards[_url("idle"), 7]
     assert (idle["owed"], idle["held"], idle["owed_since"], idle["lost"]) == (0, 0, None, 0)

@@ -32,6 +32,7 @@ def hostile_findings(findings: Findings, *texts: str) -> Findings:
             top_error=text(),
             trend=text(),
             action=action,
+            month=replace(findings.attention[0].month, loss_codes={text(): 1}),
         )
         for action in Action
         for _ in range(8)
@@ -43,7 +44,9 @@ def hostile_findings(findings: Findings, *texts: str) -> Findings:
         attention=tuple(servers),
         changes=Changes(since=findings.as_of, worse=(change,), worse_count=1, better=(change,), better_count=1),
         turnover=Turnover(since=findings.as_of, arrived=(appeared,), vanished=(vanished,)),
-        obligations=replace(findings.obligations, servers=(replace(servers[2], owed=3),)),
+        obligations=replace(
+            findings.obligations, servers=(replace(servers[2], owed=3),), loss_codes={text(): 2, "TIMEOUT": 1}
+        ),
         outages=replace(findings.outages, failures=1, servers=(servers[3],)),
         relaying=replace(findings.relaying, servers=(RelayedServer(url=text(), relayed=1, delivered=2),)),
         busiest=(servers[4],),

@@ -228,6 +228,21 @@ def test_when_what_is_held_expires_is_told(findings: Findings) -> None:
     assert ["federation doctor" in card for card in cards] == [False, False, False, True]
 
 
+def test_why_deliveries_were_lost_is_told(findings: Findings, page: Element) -> None:
+    """Beside what each server lost, and of all together: the codes of the last attempts, and what these mean."""
+    assert findings.obligations.loss_codes == {"CONN_REFUSED": 1, "DNS_BLOCKED": 1, "TLS_ERROR": 1}
+    assert summary_of(findings)["deliveries"]["loss_codes_30_days"] == findings.obligations.loss_codes
+    told = plain(page.text)
+    assert "TLS_ERRORits certificate or TLS set-up is broken1" in told
+    assert "1 more lost for good: 1 CONN_REFUSED" in told
+    several = replace(findings.attention[-1].month, lost=3, loss_codes={"HTTP_410": 2, "A_CODE_OF_THE_FUTURE": 1})
+    untold = replace(several, loss_codes={})
+    cards = [replace(findings.attention[-1], owed=0, month=each) for each in (several, untold)]
+    first, second = read_page(render(replace(findings, attention=cards), made_at=MADE_AT)).all("li", style="patient")
+    assert "3 lost for good: 2 HTTP_410 + 1 A_CODE_OF_THE_FUTURE" in plain(first.text)
+    assert "lost for good:" not in second.text
+
+
 def test_a_server_that_is_sick_on_and_off_shows_how_often(findings: Findings) -> None:
     """Its last day was a good one, so there is no day since when; days without attempts count neither way."""
     days = (None, 0.2, 0.95, 0.89, 1.0)

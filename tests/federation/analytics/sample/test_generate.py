@@ -16,10 +16,10 @@ from federation.analytics.data.export import count_rows, exported_days
 from federation.analytics.data.inputs import read_exports
 from federation.analytics.errors import DirectoryUnusable
 from federation.analytics.frames import Inputs, Window
-from federation.analytics.sample import attempts
-from federation.analytics.sample.attempts import make_attempts
-from federation.analytics.sample.generate import generate
-from federation.analytics.sample.servers import History, make_servers
+from scripts.made_up import attempts
+from scripts.made_up.attempts import make_attempts
+from scripts.made_up.generate import generate
+from scripts.made_up.servers import History, make_servers
 
 HISTORY = History(attempts=10_000, servers=150, days=9, until=date(2025, 3, 10), seed=1)
 WINDOW = Window(since=date(2025, 3, 1), until=date(2025, 3, 10))

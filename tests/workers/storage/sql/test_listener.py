@@ -181,11 +181,25 @@ async def test_many_long_ids_are_told_in_parts(storage: SqlStorage) -> None:
     assert heard == names
 
 
-async def test_a_subscriber_waits_for_steps_that_did_not_see_it(storage: SqlStorage, admin: psycopg.Connection) -> None:
+TOLD = {
+    "enqueue one": "workers_enqueue_one(id, 'c', 'any', 0, 0, 1, NULL, NULL, NULL, NULL, '', 0, NULL, false, false)",
+    "enqueue": "workers_enqueue(id, '{c}', '{any}', '{0}', '{0}', '{1}', '{NULL}', '{NULL}', '{NULL}', '{NULL}',"
+    " ARRAY[''::bytea], '{0}', '{NULL}', false, false)",
+    "claim": "workers_claim(id, 'w', '{}', '{}', 60000, 1, 'secret', 0)",
+    "settle": "workers_tell(id, '{completed:b}', false)",
+}
+"""What looks whether somebody subscribes."""
+
+
+@pytest.mark.parametrize("call", TOLD.values(), ids=TOLD)
+async def test_a_subscriber_waits_for_steps_that_did_not_see_it(
+    storage: SqlStorage, admin: psycopg.Connection, call: str
+) -> None:
     """A step that sends no events, as nobody subscribed, ends before a subscription is confirmed; new steps go on."""
+    await storage.enqueue([job("b")])
     subscription = storage.subscribe("a")
     with admin.transaction():
-        admin.execute("SELECT workers_tell((SELECT id FROM workers_queues), '{completed:a}', false)")
+        admin.execute(f"SELECT {call} FROM workers_queues".encode())
         entering = asyncio.create_task(subscription.__aenter__())
         await until(lambda: is_waiting(admin, "advisory"))
         await asyncio.wait_for(storage.enqueue([job("a")]), PATIENCE)

@@ -27,7 +27,8 @@ _GIVEN_TO_FOLLOW: Final = _GIVEN.replace("(:", "(:next_")
 _ONE: Final = ", ".join(f"CAST(:{name} AS {kind})" for name, kind in JOBS.items())
 ENQUEUE_ONE = text(f"SELECT workers_enqueue_one(:queue, {_ONE}, :sure, :wake)")
 """Its parameters are those of `ENQUEUE`, each the one element of the list there."""
-ENQUEUE = text(f"SELECT * FROM workers_enqueue(:queue, {_GIVEN}, :sure, :wake)")  # noqa: S608 - constants
+ENQUEUE = text(f"SELECT * FROM workers_enqueue(:queue, {_GIVEN}, :sure, :wake) WHERE NOT inserted")  # noqa: S608 - constants
+"""Its rows are the jobs that were there: of most calls none. A row for each new job took long to read."""
 _CLAIMED: Final = (
     "workers_claim(:queue, :worker, CAST(:names AS text[]), CAST(:leases AS bigint[]),"
     " CAST(:any AS bigint), {limit}, CAST(:secret AS bytea), :noted)"

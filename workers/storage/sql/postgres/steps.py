@@ -131,22 +131,22 @@ def inserting(transaction: Transaction, jobs: Sequence[NewJob]) -> Asking[list[E
         if (yield statements.ENQUEUE_ONE, one).scalar_one():
             return [EnqueueResult(id=jobs[0].id, status=EnqueueStatus.QUEUED)]
     rows = yield statements.ENQUEUE, _enqueue_values(transaction, list(new.values()))
-    found = {row.id: row for row in rows}
+    existing = {row.id: row for row in rows}
     results = []
     told: set[str] = set()
     for job in jobs:
-        row = found[encode_text(job.id)]
-        if row.inserted and job.id not in told:
-            results.append(EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED))
-            told.add(job.id)
-        elif row.inserted:
-            state = JobState.SCHEDULED if new[row.id].delay else JobState.QUEUED
-            results.append(EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=state))
-        else:
+        row = existing.get(encode_text(job.id))
+        if row is not None:
             state = public_state(row.state, row.run_at, row.now)
             done = state is JobState.COMPLETED
             status = EnqueueStatus.COMPLETED if done else EnqueueStatus.DUPLICATE
             results.append(EnqueueResult(id=job.id, status=status, existing_state=state, result=row.result))
+        elif job.id not in told:
+            results.append(EnqueueResult(id=job.id, status=EnqueueStatus.QUEUED))
+            told.add(job.id)
+        else:
+            state = JobState.SCHEDULED if new[encode_text(job.id)].delay else JobState.QUEUED
+            results.append(EnqueueResult(id=job.id, status=EnqueueStatus.DUPLICATE, existing_state=state))
     return results
 
 

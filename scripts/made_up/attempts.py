@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program gives it
 
 from federation.analytics.days import utc_day
-from federation.analytics.sample.servers import DAY_US, url_of
+from scripts.made_up.servers import DAY_US, url_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from federation.analytics.sample.servers import History
+    from scripts.made_up.servers import History
 
 ROWS_PER_TASK: Final = 500_000
 

@@ -16,8 +16,8 @@ from federation.analytics.data.directories import replace_directory, staging_in
 from federation.analytics.data.export import ATTEMPTS, EARLIER_SERVERS
 from federation.analytics.data.results import local
 from federation.analytics.errors import DirectoryUnusable
-from federation.analytics.sample.attempts import make_attempts
-from federation.analytics.sample.servers import make_blacklist, make_health_events, make_registry, make_servers
+from scripts.made_up.attempts import make_attempts
+from scripts.made_up.servers import make_blacklist, make_health_events, make_registry, make_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from federation.analytics.sample.servers import History
+    from scripts.made_up.servers import History
 
 
 def generate(

@@ -1,1 +1,0 @@
-"""A made-up history, for those who have no database to look at."""
