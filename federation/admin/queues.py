@@ -196,7 +196,7 @@ async def workers(queues: Sequence[Queue]) -> list[SeenWorker]:
 
 
 async def is_delivering(federation: Federation) -> bool:
-    """Tell whether a process that delivers was heard of within three minutes; one that was killed counts so long."""
+    """Tell whether a process that delivers was heard of lately; one that was killed counts for `SILENT_AFTER`."""
     now = federation.clock.now()
     seen = await workers(federation.delivery_queues.all)
     return any(now - each.seen_at <= SILENT_AFTER for each in seen)
