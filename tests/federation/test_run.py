@@ -343,7 +343,7 @@ async def test_metrics_on_the_nodes_own_port_are_told(make_settings: MakeSetting
 async def test_a_database_without_tables_is_told_with_what_to_do(make_settings: MakeSettings, tmp_path: Path) -> None:
     """Before anything is started."""
     settings = make_settings(database_url=f"sqlite:///{tmp_path}/new.db", federation_port=free_port())
-    with pytest.raises(ConfigurationError, match=r"DATABASE_URL: .* run `federation upgrade`"):
+    with pytest.raises(ConfigurationError, match=r"DATABASE_URL: .* by `federation init`, or by `federation upgrade`"):
         await run(settings, workers=True, node=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -332,7 +332,9 @@ async def test_a_count_that_is_old_is_not_told_as_news(
     await owe(federation, *(f"a{each}" for each in range(number)))
     count = {"state": DeliveryState.HELD, "held_reason": "", "deliveries": counted}
     async with federation.database.transaction() as session:
-        await session.execute(insert(DeliveryTotal).values(**count, counted_at=NOW - timedelta(minutes=7)))
+        await session.execute(
+            insert(DeliveryTotal).values(**count, counted_at=datetime.now(UTC) - timedelta(minutes=7))
+        )
     assert f'<p class="lede">{told}' in await Person(acting.site.app).sees("/")
 
 
