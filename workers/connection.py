@@ -12,7 +12,7 @@ from workers.errors import ForeignLoop, StorageError, StorageUnavailable, Unsupp
 from workers.homes import AtLoopEnd, Home
 from workers.jobs import EnqueueResult, NewJob
 from workers.limits import Limit, check_limits
-from workers.slices import sliced
+from workers.slices import in_slices, sliced
 from workers.storage.abilities import Joinable, KeepsLimits, KeepsSomeLimits, Migratable, OfOneLoop
 from workers.storage.base import Storage
 from workers.storage.subscribers import some_are_held
@@ -134,12 +134,16 @@ class QueueConnection:
 
     async def store_many(self, jobs: Sequence[NewJob], connection: object | None) -> list[EnqueueResult]:
         """Store the jobs of one call, in portions unless they have to be one step; other tasks go on meanwhile."""
-        together = self._storage.capabilities.transactions or any([job.belongs_to_others async for job in sliced(jobs)])
+        together = self._storage.capabilities.transactions or any(await in_slices(_belongs_to_others, jobs))
         results: list[EnqueueResult] = []
         async for some in sliced([jobs] if together else _portions(jobs)):
             results += await self._storage.enqueue(some, connection=connection)
             await asyncio.sleep(0)
         return results
+
+
+def _belongs_to_others(job: NewJob) -> bool:
+    return job.belongs_to_others
 
 
 def _portions(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:

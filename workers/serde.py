@@ -71,10 +71,13 @@ class JsonSerde:
 
 _CONTAINERS: Final = (dict, list, tuple)
 _TEXT: Final = frozenset((str,))
+_SCALARS: Final = frozenset((str, int, float, bool, type(None)))
 
 
 def odd_key(value: object) -> str | None:
     """Say where a key is no text, or the same text as another; None if JSON returns all keys as they are."""
+    if type(value) is dict and _TEXT.issuperset(map(type, value)) and _SCALARS.issuperset(map(type, value.values())):
+        return None  # as most payloads are
     for each, path in _containers(value):
         if isinstance(each, dict) and not _TEXT.issuperset(map(type, each)):
             odd = _first_odd(each, path)
