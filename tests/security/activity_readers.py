@@ -12,6 +12,7 @@ from federation.activitypub.handlers import IncomingActivity
 from federation.activitypub.key_documents import (
     KeyRefused,
     is_activity,
+    is_on_origin,
     is_posted,
     owner_named,
     public_key,
@@ -75,7 +76,7 @@ def _key_document(data: bytes) -> None:
     shown = shown_by_owner(document, _ACTOR, _KEY)
     if shown is not None:
         public_key(shown.pem)
-    assert owner_named(document, _KEY).startswith("https://b.example")
+    assert is_on_origin(owner_named(document, _KEY), "https://b.example")
 
 
 def _public_key(data: bytes) -> None:
@@ -84,13 +85,13 @@ def _public_key(data: bytes) -> None:
 
 def _actor(data: bytes) -> None:
     found = recipient_of(data, _ACTOR)
-    assert found is None or found.inbox.startswith("https://b.example")
+    assert found is None or is_on_origin(found.inbox, "https://b.example")
 
 
 def _redirect(data: bytes) -> None:
     answer = Response(status=308, headers={"location": data.decode("latin-1")}, body=b"")
     to = followed(answer, _INBOX)
-    assert to is None or to.startswith(_OWN)
+    assert to is None or is_on_origin(to, _OWN)
     failure_of(answer, _INBOX, NOW, reason=None, ours="https://c.example")
 
 
