@@ -28,6 +28,7 @@ from federation.admin.deliveries.deliveries import Selection
 from federation.admin.servers.claims import claims as claims_of
 from federation.admin.servers.known_keys import survey
 from federation.admin.words import ago, counted
+from federation.base.errors import Unreachable
 from federation.base.settings.reach import (
     HOST_ADVICE,
     PATIENCE,
@@ -50,6 +51,7 @@ from federation.protocol.relaying import ORIGIN_HEADER
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import descriptors
 from federation.scheduler.leases import last_runs
+from workers import WorkersError
 from workers.storage.abilities import Examined, Severity
 
 OLD_BACKLOG: Final = timedelta(hours=1)
@@ -282,13 +284,21 @@ async def backlog(federation: Federation) -> Found:
         return warning(f"{text}; {_are(plain, 'to go to plain http')}", f"{ALLOWS_HTTP}, where workers run")
     if found.open and not await last_runs(federation.database):
         return warning(text, "no process that delivers has ever run: `federation run`, or `federation workers run`")
-    if found.ready and not await queue_admin.is_delivering(federation):
+    if found.ready and not await _may_be_delivering(federation):
         return warning(text, queue_admin.NOBODY_DELIVERS)
     if unknown:
         return warning(text, "nothing sends them until it is there again; they expire as all that is held")
     if found.held_by_reason.keys() & _HELD_BY_TROUBLE:
         return warning(text, "`federation deliveries stats --state held` says for whom, `federation why URL` why")
     return note(text) if found.held else ok(text)
+
+
+async def _may_be_delivering(federation: Federation) -> bool:
+    """Tell whether a process delivers, or the queue cannot tell, which another check reports."""
+    try:
+        return await queue_admin.is_delivering(federation)
+    except (Unreachable, WorkersError):
+        return True
 
 
 async def _on_plain_http(federation: Federation) -> int:

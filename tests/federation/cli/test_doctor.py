@@ -410,6 +410,19 @@ async def test_that_nobody_delivers_any_more_is_a_warning() -> None:
 
 
 @pytest.mark.usefixtures("node_environment")
+async def test_what_is_owed_is_told_though_the_queue_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That nobody can tell who delivers is the finding of the queue's own check."""
+    node = Federation(Settings.load())
+    async with node.database.transaction() as session:
+        session.add(SchedulerJob(name="purge", started_at=datetime.now(UTC), outcome=RunOutcome.DONE))
+    await owe(node, 1)
+    await node.close()
+    monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{free_port()}")
+    found = await finding("backlog")
+    assert (found.verdict, "1 delivery is to be sent" in found.found) == (Verdict.OK, True)
+
+
+@pytest.mark.usefixtures("node_environment")
 @pytest.mark.parametrize("by", ["url", "key"])
 async def test_the_database_of_another_node_is_a_warning(by: str) -> None:
     """It has us among its peers, whom a node's own database never has."""

@@ -31,10 +31,10 @@ from tests.federation.dashboard.conftest import MakeNodeSite
 from tests.federation.dashboard.node_data import (
     HOSTILE,
     NOT_SHOWN,
-    NOW,
     PEER,
     actions,
     know,
+    now,
     owe,
     owe_activity,
     receive,
@@ -71,8 +71,8 @@ async def test_every_call_answers_what_the_document_says(federation: Federation,
     await owe(federation, f"held{HOSTILE[:200]}", text=HOSTILE)
     await owe(federation, "failed", text="BROKEN", state=DeliveryState.FAILED)
     async with federation.database.transaction() as session:
-        session.add(ServerLink(server_url=PEER, since=NOW, reason=HOSTILE[:60]))
-        session.add(BlacklistedServer(server_url=f"*.{HOSTILE}", reason=HOSTILE, created_at=NOW))
+        session.add(ServerLink(server_url=PEER, since=now(), reason=HOSTILE[:60]))
+        session.add(BlacklistedServer(server_url=f"*.{HOSTILE}", reason=HOSTILE, created_at=now()))
     await owe_activity(federation, "posted", activity=HOSTILE[:500])
     await receive(federation, "one", error=HOSTILE)
     await Rollups(federation.database)()
@@ -182,7 +182,7 @@ async def test_a_delivered_delivery_is_told_from_the_log(federation: Federation,
     async with federation.database.transaction() as session:
         await session.execute(delete(DeliveryJob))
         values = {"delivery_id": "gone", "job_name": "x", "server_url": PEER, "attempt": 2, "duration_ms": 5}
-        done = {"outcome": AttemptOutcome.DELIVERED, "started_at": NOW + timedelta(seconds=1)}
+        done = {"outcome": AttemptOutcome.DELIVERED, "started_at": now() + timedelta(seconds=1)}
         await session.execute(insert(DeliveryAttempt).values(**values, **done, series=0))
         await session.execute(update(DeliveryAttempt).where(DeliveryAttempt.attempt == 1).values(series=0))
     told = await program.gets("/delivery", id="gone")

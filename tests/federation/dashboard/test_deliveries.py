@@ -13,7 +13,7 @@ from db import DeliveryJob, DeliveryState, DeliveryTotal
 from federation.dashboard.node_site import NodeSite
 from federation.rollups.job import Rollups
 from federation.runtime.composition import Federation
-from tests.federation.dashboard.node_data import NOW, PEER, owe
+from tests.federation.dashboard.node_data import PEER, now, owe
 from tests.federation.rows_read import watched
 from tests.workers.dashboard.browsing import Person
 
@@ -56,7 +56,7 @@ async def test_tabs_of_a_node_that_is_down_count_what_is_there(federation: Feder
     await Rollups(federation.database)()
     await owe(federation, "d", url=OTHER)
     async with federation.database.transaction() as session:
-        await session.execute(update(DeliveryTotal).values(counted_at=NOW - timedelta(minutes=7)))
+        await session.execute(update(DeliveryTotal).values(counted_at=now() - timedelta(minutes=7)))
     assert tabs(await person.sees("/deliveries"))["held"] == 4
     assert tabs(await person.sees(f"/deliveries?server={OTHER}"))["held"] == 2
 

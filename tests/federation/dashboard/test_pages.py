@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from html import unescape
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -36,7 +36,7 @@ from federation.rollups.job import Rollups
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings, alter
 from tests.federation.dashboard.conftest import MakeNodeSite
-from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, NOW, PAGES, PEER, know, owe
+from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, PAGES, PEER, know, now, owe
 from tests.workers.dashboard.browsing import Person
 from workers.clock import monotonic
 from workers.dashboard.access import Access
@@ -58,11 +58,11 @@ async def test_what_strangers_wrote_is_shown_and_does_nothing(federation: Federa
     await owe(federation, f"held{HOSTILE}", text=HOSTILE)
     await owe(federation, "failed", text=HOSTILE, state=DeliveryState.FAILED)
     async with federation.database.transaction() as session:
-        session.add(ServerLink(server_url=url, since=NOW, reason=HOSTILE[:60]))
-        session.add(BlacklistedServer(server_url=f"*.{HOSTILE}", reason=HOSTILE, created_at=NOW))
+        session.add(ServerLink(server_url=url, since=now(), reason=HOSTILE[:60]))
+        session.add(BlacklistedServer(server_url=f"*.{HOSTILE}", reason=HOSTILE, created_at=now()))
         session.add(
             AdminAction(
-                at=NOW, actor=HOSTILE, source=ActionSource.CLI, action=HOSTILE, arguments='{"a": "<img src=x>"}'
+                at=now(), actor=HOSTILE, source=ActionSource.CLI, action=HOSTILE, arguments='{"a": "<img src=x>"}'
             )
         )
     await Rollups(federation.database)()
@@ -140,7 +140,7 @@ async def test_a_delivery_without_a_row_is_told_from_the_log(federation: Federat
     async with federation.database.transaction() as session:
         await session.execute(delete(DeliveryJob))
         values = {"delivery_id": "gone", "job_name": "x", "server_url": PEER, "attempt": 2, "duration_ms": 5}
-        done = {"outcome": AttemptOutcome.DELIVERED, "started_at": NOW, "relayed_by": "https://relay.example"}
+        done = {"outcome": AttemptOutcome.DELIVERED, "started_at": now(), "relayed_by": "https://relay.example"}
         done["note"] = AttemptNote.FORGED_ACK
         await session.execute(update(DeliveryAttempt).values(series=0))
         await session.execute(insert(DeliveryAttempt).values(**values, **done, series=0))
@@ -332,9 +332,7 @@ async def test_a_count_that_is_old_is_not_told_as_news(
     await owe(federation, *(f"a{each}" for each in range(number)))
     count = {"state": DeliveryState.HELD, "held_reason": "", "deliveries": counted}
     async with federation.database.transaction() as session:
-        await session.execute(
-            insert(DeliveryTotal).values(**count, counted_at=datetime.now(UTC) - timedelta(minutes=7))
-        )
+        await session.execute(insert(DeliveryTotal).values(**count, counted_at=now() - timedelta(minutes=7)))
     assert f'<p class="lede">{told}' in await Person(acting.site.app).sees("/")
 
 

@@ -9,7 +9,7 @@ from db import ActionSource, DeliveryJob, DeliveryPayload
 from federation.dashboard.node_site import NodeSite
 from federation.runtime.composition import Federation
 from tests.federation.dashboard.conftest import MakeNodeSite
-from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, NOW, actions, owe
+from tests.federation.dashboard.node_data import HOSTILE, NOT_SHOWN, actions, now, owe
 from tests.workers.dashboard.browsing import Person
 from tests.workers.dashboard.calling import OPERATOR, VIEWER, WITH_TOKENS, Program
 from workers.dashboard.access import Access
@@ -74,7 +74,7 @@ async def test_nobody_sees_it_unless_the_dashboard_was_started_to_show_it(
 async def test_a_shared_text_is_shown_and_one_that_is_gone_is_not(federation: Federation, showing: NodeSite) -> None:
     """Whatever is in it does nothing; a look at nothing is not recorded."""
     async with federation.database.transaction() as session:
-        payload = {"id": "shared", "payload": HOSTILE * 10, "refs": 1, "created_at": NOW}
+        payload = {"id": "shared", "payload": HOSTILE * 10, "refs": 1, "created_at": now()}
         await session.execute(insert(DeliveryPayload).values(**payload))
         await session.execute(update(DeliveryJob).values(payload="", payload_id="shared"))
     person = Person(showing.site.app)
