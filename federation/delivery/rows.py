@@ -24,6 +24,7 @@ from sqlmodel import col
 from db import AttemptOutcome, Database, DeliveryJob, DeliveryPayload, DeliveryState, HoldReason, among
 from federation.base.cache import LoadingCache
 from federation.base.queues.job_data import FederationDeliveryJob
+from federation.delivery.ledger.attempt_log import ATTEMPT_UNDER_WAY, stalled_attempt, write_attempts
 from workers.metadata import decode_meta
 
 OPEN_STATES: Final = (DeliveryState.READY, DeliveryState.HELD)
@@ -129,11 +130,13 @@ def fail_owed(
 ) -> int:
     """Give up all deliveries that are owed to a target, but for that of the id `but`. Return how many there were.
 
-    Those that wait for them in their order are found by the next sweep. An attempt that is under way ends as one of a
-    delivery that is over; if it arrives after all, the row goes.
+    Those that wait for them in their order are found by the next sweep. An attempt that is under way, or has lost its
+    worker, is recorded as stalled, and as it ended if it ends: if it arrives after all, the row goes.
     """
     values = {"server": server_url, "target": target_url, "but": but or "", "at": now, "why": code, "told": error}
-    return connection.execute(_FAILED, values).rowcount
+    failed = connection.execute(_FAILED, values).all()
+    write_attempts(connection, [stalled_attempt(row) for row in failed if row.sending is not None])
+    return len(failed)
 
 
 def next_in_order(connection: Connection, places: Iterable[Place], now: datetime) -> list[OwedRow]:
@@ -244,6 +247,7 @@ _FAILED = (
         last_error=bindparam("told"),
         error_code=bindparam("why"),
     )
+    .returning(*(TABLE.c[name] for name in ATTEMPT_UNDER_WAY))
 )
 
 

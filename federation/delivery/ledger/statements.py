@@ -23,7 +23,7 @@ from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason, among
 from db.errors import is_outage
 from federation.delivery.error_codes import STALLED
 from federation.delivery.errors import EffectFailed
-from federation.delivery.ledger.attempt_log import AttemptRecord, stalled_attempt, write_attempts
+from federation.delivery.ledger.attempt_log import ATTEMPT_UNDER_WAY, AttemptRecord, stalled_attempt, write_attempts
 from federation.delivery.ledger.entries import (
     Abandoned,
     Begin,
@@ -358,8 +358,7 @@ _GONE = (
     delete(TABLE)
     .where(_ROWS)
     .returning(
-        *(TABLE.c[name] for name in ("payload_id", "server_url", "ordering_key", "ordering_position")),
-        *(TABLE.c[name] for name in ("id", "series", "job_name", "sending", "last_attempted_at")),
+        *(TABLE.c[name] for name in ("payload_id", "ordering_key", "ordering_position", *ATTEMPT_UNDER_WAY)),
         _HAS_OTHERS.label("has_others"),
     )
 )
