@@ -34,7 +34,7 @@ from federation.delivery.ledger.entries import (
     NotBegun,
     Series,
 )
-from federation.delivery.rows import TABLE, OwedRow, forget_older, next_in_order, places_of, release
+from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, forget_older, next_in_order, places_of, release
 from federation.delivery.wire import Effect
 from federation.servers.link_rules import Hold
 
@@ -203,6 +203,20 @@ class Group:
     ) -> dict[str, Row[*tuple[Any, ...]]]:
         rows = self._connection.execute(_LOCKED if query is None else query, {"rows": sorted(set(ids))})
         return {row.id: row for row in rows}
+
+
+def fail_owed(
+    connection: Connection, target_url: str, *, server_url: str, code: str, error: str, now: datetime, but: str | None
+) -> int:
+    """Give up all deliveries that are owed to a target, but for that of the id `but`. Return how many there were.
+
+    Those that wait for them in their order are found by the next sweep. An attempt that is under way, or has lost its
+    worker, is recorded as stalled, and as it ended if it ends: if it arrives after all, the row goes.
+    """
+    values = {"server": server_url, "target": target_url, "but": but or "", "at": now, "why": code, "told": error}
+    failed = connection.execute(_GIVEN_UP, values).all()
+    write_attempts(connection, [stalled_attempt(row) for row in failed if row.sending is not None])
+    return len(failed)
 
 
 def apply_effects(connection: Connection, entries: Mapping[int, Gone]) -> dict[int, object]:
@@ -393,4 +407,31 @@ _ENDED = (
         released_at=None,
         sending=None,
     )
+)
+_OWED_TO_TARGET = (
+    select(TABLE.c.id)
+    .where(
+        TABLE.c.server_url == bindparam("server"),
+        TABLE.c.target_url == bindparam("target"),
+        TABLE.c.state.in_(OPEN_STATES),
+        TABLE.c.id != bindparam("but"),
+    )
+    .order_by(TABLE.c.id)
+    .with_for_update()
+)
+_GIVEN_UP = (
+    update(TABLE)
+    .where(TABLE.c.id.in_(_OWED_TO_TARGET), TABLE.c.state.in_(OPEN_STATES))
+    .values(
+        state=DeliveryState.FAILED,
+        held_reason=None,
+        held_at=None,
+        next_attempt_at=None,
+        released_at=None,
+        settled_at=bindparam("at"),
+        outcome=AttemptOutcome.PERMANENT,
+        last_error=bindparam("told"),
+        error_code=bindparam("why"),
+    )
+    .returning(*(TABLE.c[name] for name in ATTEMPT_UNDER_WAY))
 )
