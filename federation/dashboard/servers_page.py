@@ -1,4 +1,4 @@
-"""All servers, as they were counted last: sorted, filtered, and paged by the database; and what programs ask of servers."""
+"""All servers, as they were counted last: sorted, filtered, and paged by the database; the same for programs."""
 
 from __future__ import annotations
 

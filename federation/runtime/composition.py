@@ -27,7 +27,7 @@ from federation.base.queues.queue import (
     longest_delivery_pause,
     tasks_queue,
 )
-from federation.base.queues.redis import BLOCKING_TIMEOUT, redis_client
+from federation.base.queues.redis import BLOCKING_TIMEOUT, TaskKeys, redis_client
 from federation.base.queues.storages import bullmq_url, is_plain, keyless_redis_url, open_storage, queue_place
 from federation.base.settings.settings import Settings
 from federation.base.settings.types import JobPayload
@@ -72,7 +72,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from redis.asyncio import Redis
 
-    from federation.base.queues.redis import TaskKeys
     from federation.node.clients import ClientStanding
     from federation.runtime.activitypub import ActivityPub
 
