@@ -1,4 +1,7 @@
-"""Where actors of other servers take activities, as their documents say."""
+"""Where actors of other servers take activities, as their documents say, and in whose name these are asked for.
+
+Servers may show actors only to who signs: then an actor signs that stands for this node.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,26 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
+from sqlalchemy import select
+from sqlmodel import col
+
+from db import ActivityActor, Database
+from federation.activitypub.actors import Actors
 from federation.activitypub.answers import followed
 from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON
 from federation.activitypub.handlers import id_of, is_of, one_of
 from federation.activitypub.key_documents import is_activity
+from federation.activitypub.keys import ActorKeys
 from federation.activitypub.outbound import Recipient
+from federation.activitypub.signatures import sign_get
+from federation.activitypub.wire import user_agent
 from federation.http.client import FederationClient
 from federation.http.errors import BlockedUrl, BodyTooLarge
 from federation.http.guard import parse_target
 from federation.http.messages import REDIRECTS, Response
 from federation.protocol.encodings import parse_json
 from federation.protocol.errors import ProtocolError
-from workers.clock import monotonic
+from workers.clock import Clock, monotonic
 
 SignGet: TypeAlias = Callable[[str], Awaitable[Mapping[str, str]]]
 """Returns the headers of a GET of that URL."""
@@ -27,6 +38,50 @@ MOST_BYTES: Final = 256 * 1024
 MOST_REDIRECTS: Final = 2
 _GONE: Final = frozenset({403, 404, 410})
 """Without 401: so Mastodon answers who signs, while it cannot fetch the key of that."""
+
+
+INSTANCE_PATH: Final = "/actor"
+"""Where it is made if the application has made none."""
+
+_FIRST: Final = (
+    select(col(ActivityActor.id))
+    .where(col(ActivityActor.is_instance), col(ActivityActor.removed_at).is_(None))
+    .order_by(col(ActivityActor.created_at), col(ActivityActor.id))
+    .limit(1)
+)
+
+
+class InstanceSigner:
+    """Signs GETs in the name of the node that serves as *own_url*, by its first instance actor."""
+
+    def __init__(self, *, own_url: str, database: Database, actors: Actors, keys: ActorKeys, clock: Clock) -> None:
+        self._own_url = own_url
+        self._database = database
+        self._actors = actors
+        self._keys = keys
+        self._clock = clock
+        self._actor: str | None = None
+
+    async def __call__(self, url: str) -> Mapping[str, str]:
+        """Return the headers of a signed GET for an activity or actor.
+
+        Raises:
+            KeyUnreadable: this process cannot open the actor's key.
+            NoActorKey: it has none in use.
+            SQLAlchemyError: the database failed.
+        """
+        self._actor = self._actor or await self._first()
+        signed = sign_get(url=url, at=self._clock.now(), key=await self._keys.signing_key(self._actor))
+        return {"Accept": f"{ACTIVITY_JSON}, {LD_JSON}", "User-Agent": user_agent(self._own_url), **signed}
+
+    async def _first(self) -> str:
+        found = await self._database.rows(_FIRST)
+        if found:
+            return str(found[0][0])
+        actor = f"{self._own_url}{INSTANCE_PATH}"
+        async with self._database.transaction() as session:
+            await session.run_sync(self._actors.add, actor, is_instance=True)
+        return actor
 
 
 class ActorUnavailable(Exception):

@@ -19,9 +19,8 @@ from federation.admin.named import Named, named
 from federation.admin.servers import misnamed, servers
 from federation.admin.servers.claims import Claim, claims
 from federation.admin.servers.known_keys import Ours, known_pair, meaning, refuses_signature
-from federation.admin.servers.moves import Move, move_of
 from federation.admin.servers.servers import HealthEvent, Scorecard, ServerRow
-from federation.admin.servers.ways import Way, explained, is_on_record, ways_to
+from federation.admin.servers.ways import Move, Way, explained, is_on_record, move_of, ways_to
 from federation.admin.words import ago, counted, moment
 from federation.base.settings.reach import connect
 from federation.http.threat_policy import NetworkErrorCode, get_threat_policy

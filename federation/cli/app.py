@@ -11,21 +11,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.main import get_command
 
+from federation import interrupts
 from federation.cli import (
     actions,
     activities,
     activitypub,
-    analytics,
     blacklist,
     dashboard,
     database,
     deliveries,
-    held,
     keys,
     queues,
     running,
@@ -33,14 +32,20 @@ from federation.cli import (
     servers,
     users,
 )
-from federation.cli.doctor import doctor
+from federation.cli.options import AsJson
+from federation.cli.output import has_colours, print_json, shown
 from federation.cli.problems import INTERRUPTED, NOT_FOUND, asked_for_json, complete, expect, fail, interrupted
-from federation.cli.session import LogLevel, set_log_level
+from federation.cli.session import LogLevel, set_log_level, start_logging
+
+if TYPE_CHECKING:
+    from federation.admin.doctor.doctor import Finding
 
 EPILOG: Final = (
     "Exit status: 0 all went well; 1 a problem was found, or nothing to do it to; 2 wrong usage or settings, or the "
     "database or queue cannot be reached. Settings come from the environment, then from .env in this directory."
 )
+_COLOURS: Final = {"ok": "green", "note": "blue", "warning": "yellow", "failure": "red"}
+_UNPARSED: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -76,6 +81,41 @@ def federation(
     set_log_level(log_level)
 
 
+def doctor(as_json: AsJson = False) -> None:
+    """Examine this node: is all in order?
+
+    Checks settings, keys, database, queues, clocks, recurring work, backlog, and whether the node answers at its own
+    URL. Says what to do about problems, and changes nothing. Exit status 1 for a failure, but not for a warning or a
+    note.
+    """
+    from federation.admin.doctor.checks import Verdict
+    from federation.admin.doctor.doctor import examine, worst
+
+    start_logging(LogLevel.ERROR)
+    findings = interrupts.run(examine())
+    if as_json:
+        print_json({"verdict": worst(findings), "findings": findings})
+    else:
+        for finding in findings:
+            _print_finding(finding)
+    if worst(findings) is Verdict.FAILURE:
+        raise typer.Exit(NOT_FOUND)
+
+
+def _print_finding(finding: Finding) -> None:
+    verdict = typer.style(f"{finding.verdict.value:8}", fg=_COLOURS[finding.verdict.value])
+    typer.echo(f"{verdict} {finding.check:10} {shown(finding.found)}", file=sys.stdout, color=has_colours())
+    if finding.advice:
+        typer.echo(f"{'':8} {'':10} -> {shown(finding.advice)}", file=sys.stdout)
+
+
+def analytics(context: typer.Context) -> None:
+    """Make scorecards and a report of servers, with Spark."""
+    from federation.analytics.cli import main as command  # it parses its own arguments
+
+    command(context.args)
+
+
 running.add_to(app)
 app.command("upgrade")(database.upgrade_tables)
 app.command("doctor")(doctor)
@@ -83,7 +123,6 @@ app.command("why")(servers.why)
 app.command("dashboard")(dashboard.dashboard)
 activities.add_to(app)
 app.add_typer(servers.app, name="servers")
-held.add_commands(deliveries.app)
 app.add_typer(deliveries.app, name="deliveries")
 app.add_typer(blacklist.app, name="blacklist")
 app.add_typer(queues.app, name="queues")
@@ -93,7 +132,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(users.app, name="users")
 app.add_typer(activitypub.app, name="activitypub")
 app.add_typer(actions.app, name="actions")
-app.command("analytics", context_settings=analytics.SETTINGS, add_help_option=False)(analytics.analytics)
+app.command("analytics", context_settings=_UNPARSED, add_help_option=False)(analytics)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

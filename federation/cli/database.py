@@ -121,7 +121,6 @@ def copy(
     the old one is only read.
     """
     from db.copying import CopyError, copy_database
-    from federation.admin.copies import tasks_in
 
     start_logging(LogLevel.WARNING)
     settings = load_settings()
@@ -136,6 +135,26 @@ def copy(
         print_json({"rows": copied.rows, "left_to_host": copied.left_to_host, "tasks_left": tasks})
     else:
         print_lines(_told(copied, source, tasks))
+
+
+async def tasks_in(file: Path) -> int:
+    """Count the application's tasks that have not ended in the queues of an SQLite database; 0 if it has no queues."""
+    from sqlalchemy import URL
+
+    from federation.base.queues.queue import TASKS_QUEUE_NAME
+    from workers import StorageError
+    from workers.storage.sql import SqlStorage
+
+    storage = SqlStorage(URL.create("sqlite", database=str(file)), TASKS_QUEUE_NAME)
+    try:
+        await storage.connect()
+    except StorageError:  # it has no tables of queues
+        return 0
+    try:
+        counts = await storage.counts()
+    finally:
+        await storage.disconnect()
+    return sum(number for state, number in counts.items() if not state.is_final)
 
 
 def _told(copied: Copied, source: Path, tasks: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from federation.cli.lists import SHORTEST, print_list, shortened
-from federation.cli.options import AsJson, Columns, Limit, OlderThan, Wide, Yes, group
+from federation.cli.options import AsJson, Columns, Limit, OlderThan, ServerUrl, Wide, Yes, group
 from federation.cli.orders import order
 from federation.cli.output import confirm, print_json, print_lines, print_table, progress, shown
 from federation.cli.problems import NOT_FOUND, fail
@@ -386,3 +386,77 @@ def _chosen(selection: Selection, everything: bool) -> Selection:
     if selection.is_everything and not everything:
         fail("say which: ids, --server, --state, --code, --older-than, or --all")
     return selection
+
+
+@app.command("hold")
+def hold(url: ServerUrl, as_json: AsJson = False) -> None:
+    """Hold deliveries to a server, until `release`.
+
+    New ones are held as well, and nothing is lost. Attempts under way go on.
+    """
+    from federation.admin.deliveries import holds
+    from federation.admin.servers.servers import server_url
+
+    name = server_url(url)
+    asked = order("deliveries hold", server_url=name)
+    owed = with_node(lambda federation: holds.hold(federation, name, order=asked))
+    if as_json:
+        print_json({"url": name, "owed": owed})
+    else:
+        print_lines(
+            [f"deliveries to {name} are held ({owed} owed now); `federation deliveries release {name}` sends them"]
+        )
+
+
+@app.command("release")
+def release(
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="[URL]", help="The server: https://peer.example, or peer.example.", show_default=False),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="For every server, and at once.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send what is held for a server, whatever is known of it.
+
+    Its link counts as up, and an operator's hold or a pause that it asked for is over. If it is still down, the link
+    goes down again. Deliveries go out slowly at first. With `--all` every hold is over, and every held delivery has a
+    job in the queue when the command ends; those that wait for an older one follow it.
+    """
+    from db import DeliveryState
+    from federation.admin.deliveries import deliveries, holds
+    from federation.admin.servers.servers import server_url
+
+    if everything == (url is not None):
+        fail("say which: a URL, or --all")
+    if url is not None:
+        name = server_url(url)
+        asked = order("deliveries release", server_url=name)
+        done = with_node(lambda federation: holds.release(federation, name, order=asked))
+    else:
+        held = [deliveries.is_in(DeliveryState.HELD)]
+        total = with_database(lambda database: deliveries.count(database, held))
+        with progress(total, "releasing") as bar:
+            asked = order("deliveries release", all=True)
+            done = with_node(lambda federation: holds.release_all(federation, progress=bar, order=asked))
+    if as_json:
+        print_json(done)
+        return
+    behind = f"; {done.in_order} more wait for an older one, and follow it" if done.in_order else ""
+    print_lines([f"{_counted(done.released)} released{behind}"])
+
+
+@app.command("expire")
+def expire(as_json: AsJson = False) -> None:
+    """Give up what is held for too long, now.
+
+    That is longer than FEDERATION_DELIVERY_MAX_AGE. It is done by itself, but not for 24 hours of sweeping after more
+    than an hour passed between two sweeps: the clock may have been set. This says that it is right, and ends that time.
+    """
+    from federation.admin.deliveries import holds
+
+    expired = with_node(lambda federation: holds.expire(federation, order=order("deliveries expire")))
+    if as_json:
+        print_json({"expired": expired})
+    else:
+        print_lines([f"{_counted(expired)} given up as too old; what gets too old from now on is given up by itself"])

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from db import ActionSource
+from db.errors import is_outage, local_cause
 from federation.admin.queues import all_queues
 from federation.base.audit import Order, noted
 from federation.base.errors import ConfigurationError, Unreachable
-from federation.dashboard import activity_page, blacklist_calls, delivery_calls, received_page, server_calls
+from federation.dashboard import activity_page, blacklist_page, delivery_calls, received_page, servers_page
 from federation.dashboard.actions_page import actions_part
 from federation.dashboard.analytics_page import analytics_part
-from federation.dashboard.away import database_away
 from federation.dashboard.blacklist_page import blacklist_part
 from federation.dashboard.bulk_page import bulk_part
 from federation.dashboard.delivery_pages import delivery_part
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from federation.runtime.composition import Federation
 
 TEMPLATES: Final = "federation.dashboard"
-CALLS: Final = (server_calls, delivery_calls, activity_page, received_page, blacklist_calls)
+CALLS: Final = (servers_page, delivery_calls, activity_page, received_page, blacklist_page)
 
 
 class NodeSite:
@@ -138,3 +140,26 @@ def _cron_command(verb: str, queue: Queue, cron: str) -> str:
     """Return the Python that does the same: the node's command has none for it."""
     method = "run_now" if verb == "run" else verb
     return f"await queue.crons.{method}({cron!r})  # in Python, on the queue {queue.storage.queue!r}"
+
+
+AWAY: Final = "The database does not answer"
+
+
+def database_away(error: SQLAlchemyError, url: str) -> str:
+    """Say why a page shows nothing, by the error's type; its text may quote a row. The password is not in it."""
+    cause, kind = local_cause(error), type(error.__cause__ or error).__name__
+    if cause is None and not is_outage(error):
+        return (
+            f"The database answers, and refuses what this page asks ({kind}). {_which(url)}."
+            " `federation upgrade` makes tables that it lacks, `federation doctor` looks at them."
+        )
+    why = f": {cause.rstrip('?')}" if cause else f" ({kind})"
+    return f"{AWAY}{why}. {_which(url)}: is it there, and may this process use it? `federation doctor` looks, too."
+
+
+def _which(text: str) -> str:
+    url = make_url(text)
+    if url.get_backend_name() == "sqlite":
+        return f"It is the file {Path(url.database or '').absolute()}, by DATABASE_URL"
+    host = url.host or url.query.get("host", "this machine")
+    return f"It is {url.database or 'that of its user'} at {host}:{url.port or 5432}, by DATABASE_URL"

@@ -7,16 +7,20 @@ The amount that is written is bounded, because the values of jobs may come from 
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 import structlog
 from sqlalchemy import Connection, Executable, bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
 
 from db import Database, QueueSighting, SightingKind
 from federation.base.meter import NO_METER, Meter
@@ -136,3 +140,43 @@ def _upsert(dialect: str) -> Executable:
         index_elements=[_TABLE.c.kind, _TABLE.c.what], set_={"seen_at": insert.excluded.seen_at}
     )
     return upsert
+
+
+MOST: Final = 20
+"""A limit, so that a neighbour with many addresses fills neither log nor table."""
+AGAIN: Final = timedelta(hours=1)
+"""How often a proxy that is still there is written down once more."""
+
+
+class UnnamedProxies:
+    """Callable with the address of a proxy that is not among *named*; returns at once."""
+
+    def __init__(
+        self, database: Database, *, named: Collection[IPv4Network | IPv6Network], clock: Clock | None = None
+    ) -> None:
+        self._database = database
+        self._named = named
+        self._clock = clock or SystemClock()
+        self._noted: dict[str, float] = {}
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def __call__(self, address: str) -> None:
+        now = monotonic()
+        if now - self._noted.get(address, -math.inf) < AGAIN.total_seconds():
+            return
+        if address not in self._noted:
+            if len(self._noted) >= MOST:
+                return
+            log.warning("proxy_not_named", address=address, setting=naming(self._named, [address]))
+        self._noted[address] = now
+        task = asyncio.get_running_loop().create_task(self._write(address), name="unnamed-proxy")
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def close(self) -> None:
+        """Wait until everything is written."""
+        await asyncio.gather(*self._writing)
+
+    async def _write(self, address: str) -> None:
+        with suppress(SQLAlchemyError):  # the log has it already
+            await note_proxy(self._database, address, self._clock.now())

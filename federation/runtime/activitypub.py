@@ -14,14 +14,13 @@ from federation.activitypub.follows import FollowHandlers, FollowTotals
 from federation.activitypub.handlers import HANDLERS
 from federation.activitypub.inbox import SHARED_INBOX, ActivitiesInbox
 from federation.activitypub.inboxes import gone_among
-from federation.activitypub.instance import InstanceSigner
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.outbound import Senders
 from federation.activitypub.purge import ActivityPurge
 from federation.activitypub.received import HANDLE, ReceivedJobs
 from federation.activitypub.received_runner import ReceivedRunner
 from federation.activitypub.refused import Asker, Refused, Why
-from federation.activitypub.remote_actors import RemoteActors
+from federation.activitypub.remote_actors import InstanceSigner, RemoteActors
 from federation.activitypub.remote_keys import MOST_AT_ONCE, MOST_PER_ORIGIN, RemoteKeys
 from federation.activitypub.serving import Serving
 from federation.activitypub.signatures import SignatureKind

@@ -27,7 +27,7 @@ from federation.base.queues.queue import (
     longest_delivery_pause,
     tasks_queue,
 )
-from federation.base.queues.redis import BLOCKING_TIMEOUT, redis_client
+from federation.base.queues.redis import BLOCKING_TIMEOUT, TaskKeys, redis_client
 from federation.base.queues.storages import bullmq_url, is_plain, keyless_redis_url, open_storage, queue_place
 from federation.base.settings.settings import Settings
 from federation.base.settings.types import JobPayload
@@ -44,7 +44,7 @@ from federation.delivery.ledger.ledger import DatabaseWatch, Ledger
 from federation.delivery.outbox.outbox import Outbox
 from federation.delivery.outbox.sweeper import OutboxSweeper
 from federation.delivery.rows import Payloads
-from federation.delivery.sightings import Sightings
+from federation.delivery.sightings import Sightings, UnnamedProxies
 from federation.delivery.wire import Wire, Wires
 from federation.http.client import FederationClient, FederationFetch, SendThroughPeer
 from federation.http.guard import AddressGuard
@@ -52,7 +52,6 @@ from federation.http.pool import ConnectionPool, pool_limits
 from federation.monitoring.endpoints import Endpoints
 from federation.monitoring.readiness import Readiness, WriteTrials, node_checks, serving_checks
 from federation.node.limits import MemoryWindows, RedisWindows, Windows
-from federation.node.unnamed_proxies import UnnamedProxies
 from federation.sealed.outbound.activities import Producers
 from federation.sealed.outbound.wire import SealedWire
 from federation.sealed.peers.discovery import Discovery, SharedDiscovery
@@ -73,7 +72,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from redis.asyncio import Redis
 
-    from federation.base.queues.task_keys import TaskKeys
     from federation.node.clients import ClientStanding
     from federation.runtime.activitypub import ActivityPub
 
@@ -395,8 +393,6 @@ class Federation:
         url = keyless_redis_url(self.settings)
         if url is None:
             return None
-        from federation.base.queues.task_keys import TaskKeys  # imported here, as it needs the Redis package
-
         place = self.redis if self.redis is not None and is_plain(url) else url
         return TaskKeys(place, prefix=f"{self.settings.federation_queue_prefix}:{MARKS_NAME}")
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import func, select, union_all
@@ -31,12 +32,14 @@ from federation.runtime.nodes import adopt
 from federation.tasks import declared_tasks
 from federation.testing.clock import MovableClock
 from federation.testing.door import ask
-from federation.testing.drain import drain, next_due
 from federation.testing.network import LocalClient, Network
-from workers import Handler, Queue, Retry, RetryPolicy
+from workers import Handler, JobState, Queue, Retry, RetryPolicy, Worker
+from workers.clock import Clock
 from workers.storage.base import ANY_NAME, Storage
 from workers.storage.sql import SqlStorage
-from workers.worker.events import WorkerEvent, WorkerEventKind
+from workers.worker.draining import run_while
+from workers.worker.events import Observer, WorkerEvent, WorkerEventKind
+from workers.worker.options import WorkerOptions
 
 MOST_ROUNDS: Final = 1_000
 MOST_MOMENTS: Final = 10_000
@@ -262,3 +265,57 @@ _TIMES: Final = select(
 _FAILED: Final = select(
     col(ReceivedActivity.number), col(ReceivedActivity.attempts), col(ReceivedActivity.last_error)
 ).where(col(ReceivedActivity.state) != ReceivedState.DONE, col(ReceivedActivity.last_error).is_not(None))
+
+
+UNDER_WAY: Final = (JobState.QUEUED, JobState.PROCESSING)
+LATER: Final = (JobState.FAILING, JobState.SCHEDULED)
+MOST_LISTED: Final = 1_000
+
+
+async def drain(
+    queue: Queue,
+    storage: Storage,
+    handlers: Mapping[str, Handler],
+    *,
+    clock: Clock,
+    concurrency: int,
+    retry: RetryPolicy | None = None,
+    observers: Sequence[Observer] = (),
+) -> int:
+    """Run the jobs that are due, and those that they enqueue, until none is. Return how many attempts that took."""
+    await queue.start()
+    if not await _is_due(queue, clock):
+        return 0
+    attempts, changed = 0, asyncio.Event()
+
+    def observe(event: WorkerEvent) -> None:
+        nonlocal attempts
+        attempts += event.kind is WorkerEventKind.ACTIVE
+        changed.set()
+
+    worker = Worker(
+        storage,
+        handlers,
+        concurrency=concurrency,
+        observers=[observe, *observers],
+        options=WorkerOptions(grace=timedelta(0), retry=retry),
+    )
+    await run_while(worker, partial(_is_due, queue, clock), changed)
+    return attempts
+
+
+async def next_due(queue: Queue) -> datetime | None:
+    """Return when the first of the jobs that wait for their time is due; None if there is none."""
+    await queue.start()
+    counts = await queue.counts()
+    pages = [await queue.manage.list(state, limit=MOST_LISTED) for state in LATER if counts[state]]
+    times = [job.next_run_at for page in pages for job in page.jobs if job.next_run_at is not None]
+    return min(times, default=None)
+
+
+async def _is_due(queue: Queue, clock: Clock) -> bool:
+    counts = await queue.counts()
+    if any(counts[state] for state in UNDER_WAY):
+        return True
+    first = await next_due(queue)
+    return first is not None and first <= clock.now()

@@ -26,9 +26,8 @@ from workers.dashboard.access import Access, Visitor, host_of
 from workers.dashboard.api import METHODS, ROOT, Api, Teller
 from workers.dashboard.cookies import BrowserSession
 from workers.dashboard.door import Door
-from workers.dashboard.feed import INTERVAL, Feed, LiveSource
+from workers.dashboard.feed import INTERVAL, EventStream, Feed, LiveSource, gone
 from workers.dashboard.rendering import STATIC_TYPES, MenuItem, Templates, static_file
-from workers.dashboard.stream import EventStream, gone
 from workers.dashboard.throttle import LoginThrottle
 from workers.dashboard.visit import (
     SEE_OTHER,

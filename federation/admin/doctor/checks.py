@@ -6,18 +6,19 @@ not answer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from ipaddress import ip_address
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import exists, or_, select
+from sqlalchemy import Integer, Select, bindparam, exists, func, or_, select, union_all
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import col
 
-from db import DeliveryState, FederationTable, HoldReason, Server
+from db import Database, DeliveryJob, DeliveryState, FederationTable, HoldReason, Server
 from db.catalog import denied
 from db.url import absent_file
 from federation.activitypub.codes import ALLOWS_HTTP, PLAIN_HTTP
@@ -39,6 +40,7 @@ from federation.base.settings.reach import (
     schema_of,
     write_problem,
 )
+from federation.delivery.error_codes import BLACKLISTED
 from federation.delivery.sightings import ADVICE, PLACES_ADVICE, naming, places, strangers
 from federation.delivery.sightings import proxies as proxies_seen
 from federation.http.errors import NetworkError, OutboundError
@@ -392,3 +394,67 @@ _DISCOVER_ADVICE: Final = {
     NetworkErrorCode.TLS_ERROR: "mend the certificate of the proxy before the node, or the scheme in BETTER_AUTH_URL",
     NetworkErrorCode.TIMEOUT: "is the node overloaded, or does a firewall lie between here and BETTER_AUTH_URL?",
 }
+
+
+MOST_LOOKED_AT: Final = 5_000
+"""How many deliveries that were given up are looked at in each state, those that were made last."""
+NAMED: Final = 3
+"""How many codes and servers are named, the worst first."""
+
+
+async def given_up(federation: Federation) -> Found:
+    """Warn of deliveries that were given up, but for those that a rule of the blacklist ended: that was on purpose.
+
+    Nobody tries them again by themselves, and after a week they are purged. The check costs the same however many there
+    are. Rows that versions without states gave up are not among them: to find these, all that is ready would be looked
+    at.
+    """
+    return await given_up_in(federation.database)
+
+
+async def given_up_in(database: Database) -> Found:
+    """Look at those that were made last."""
+    looked_at, states = Counter[DeliveryState](), Counter[DeliveryState]()
+    codes, servers = Counter[str](), Counter[str]()
+    for state, code, server_url, number in await database.rows(_GIVEN_UP, {"most": MOST_LOOKED_AT}):
+        looked_at[state] += number
+        if code != BLACKLISTED:
+            states[state] += number
+            codes[code or "never tried"] += number
+            servers[server_url or "unnamed servers"] += number
+    if not states:
+        return ok("no delivery was given up in the last days")
+    least = "at least " if MOST_LOOKED_AT in looked_at.values() else ""
+    by_state = ", ".join(f"{number} {state.value}" for state, number in states.most_common())
+    why, to = _worst(codes), _worst(servers)
+    text = f"{least}{counted(states.total())} given up in the last days: {by_state}; because of {why}; to {to}"
+    return warning(text, _advice([state for state, _ in states.most_common()]))
+
+
+def _worst(numbers: Counter[str]) -> str:
+    first = sorted(numbers.items(), key=lambda each: (-each[1], each[0]))[:NAMED]
+    named = ", ".join(f"{name} ({number})" for name, number in first)
+    return named if len(numbers) <= NAMED else f"{named} and {len(numbers) - NAMED} more"
+
+
+def _advice(states: Sequence[DeliveryState]) -> str:
+    chosen = f"--state {states[0].value}"
+    also = f"; likewise with `--state {states[1].value}`" if len(states) > 1 else ""
+    return (
+        f"`federation deliveries list {chosen}` says more; `deliveries retry {chosen}` owes them again,"
+        f" `deliveries drop {chosen}` forgets them{also}"
+    )
+
+
+_MOST: Final = bindparam("most", type_=Integer)
+
+
+def _latest(state: DeliveryState) -> Select[*tuple[Any, ...]]:
+    made, row = col(DeliveryJob.created_at), col(DeliveryJob.id)
+    chosen = select(col(DeliveryJob.state), col(DeliveryJob.error_code), col(DeliveryJob.server_url))
+    latest = chosen.where(col(DeliveryJob.state) == state).order_by(made.desc(), row.desc()).limit(_MOST)
+    return select(latest.subquery(state.value))
+
+
+_LATEST: Final = union_all(_latest(DeliveryState.FAILED), _latest(DeliveryState.EXPIRED)).subquery()
+_GIVEN_UP: Final = select(_LATEST, func.count()).group_by(*_LATEST.c)

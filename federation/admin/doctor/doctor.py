@@ -17,10 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db.errors import local_cause
 from db.poolers import LentSessionsError
-from federation.admin.doctor import actors, checks, time_checks
-from federation.admin.doctor.checks import Found, Verdict, failure, queue_setting
-from federation.admin.doctor.given_up import given_up
-from federation.admin.doctor.received import received
+from federation.admin.doctor import checks, time_checks
+from federation.admin.doctor.activitypub_checks import actors, own_actor, received
+from federation.admin.doctor.checks import Found, Verdict, failure, given_up, queue_setting
 from federation.base.errors import ConfigurationError, NoNodeHere, Unreachable
 from federation.base.settings.misspelt import without_effect
 from federation.base.settings.reach import PATIENCE
@@ -112,7 +111,7 @@ async def examine_node(federation: Federation) -> list[Finding]:
     return [database, *(task.result() for task in tasks if task is not None)]
 
 
-_OF_ACTORS: Final = (("actors", actors.actors), ("own actor", actors.own_actor), ("received", received))
+_OF_ACTORS: Final = (("actors", actors), ("own actor", own_actor), ("received", received))
 
 
 async def _run(

@@ -28,6 +28,7 @@ from federation.delivery.attempt.decision import (
     HELD_FOR_SERVER,
     LONGEST_OWN_PAUSE,
     Fate,
+    Report,
     alone,
     fails_alone,
     fate_of,
@@ -35,7 +36,6 @@ from federation.delivery.attempt.decision import (
     waits_by_itself,
 )
 from federation.delivery.attempt.host_limits import Busy, HostLimits
-from federation.delivery.attempt.report import Report
 from federation.delivery.error_codes import BLACKLISTED, INVALID_JOB, FailureClass
 from federation.delivery.errors import Held, NotNow, PermanentFailure, RetryableFailure, Superseded
 from federation.delivery.job_origins import OtherNodesJobs

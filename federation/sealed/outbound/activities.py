@@ -11,19 +11,22 @@ from typing import Final, TypeAlias
 
 from pydantic import JsonValue
 from sqlalchemy import delete, func, or_, select
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
-from db import Follow, Post, new_id
+from db import Database, Follow, Post, User, new_id
+from db.errors import is_outage
+from federation.base.errors import ConfigurationError
 from federation.base.queues.job_data import FOLLOW_JOB, POST_JOB, UNFOLLOW_JOB
+from federation.base.settings.reach import HOST_ADVICE
 from federation.delivery.outbox.insert import OutboxInserter, Planned
 from federation.delivery.outbox.ordering import cancelled_unsent
 from federation.delivery.outbox.outbox import Outbox
 from federation.protocol.activities import PostActivity, follow_activity, post_activity, unfollow_activity
 from federation.protocol.encodings import parse_model
 from federation.protocol.urls import canonical_origin, peer_registry_url
-from federation.sealed.outbound.users import UnknownUser, is_stored, policy_of
 from federation.sealed.peers.discovery import Discovery, Shown
 from federation.sealed.peers.follow_news import Direction, Pair, time_to_tell
 from federation.sealed.peers.registry import Registry
@@ -36,6 +39,50 @@ Content: TypeAlias = Sequence[Mapping[str, JsonValue]]
 EXAMPLE: Final = '[{"type": "text", "value": "hello"}]'
 Plan: TypeAlias = Callable[[Session, Planned], None]
 """Adds the jobs of what was written into the session's transaction."""
+
+
+class UnknownUser(ValueError):
+    """This node has no such user."""
+
+    def __init__(self, user_id: str) -> None:
+        super().__init__(f"there is no user {user_id!r} here; `federation users list` shows who is")
+
+
+def policy_of(session: Session, user_id: str) -> str | None:
+    """Return to which servers the local user's posts go. What the session is yet to write counts, too.
+
+    Raises:
+        UnknownUser: this node has no such user.
+        ConfigurationError: it has no table of users, or not the columns that are read.
+    """
+    session.flush()
+    chosen = select(col(User.post_propagation_policy)).where(col(User.id) == user_id)
+    try:
+        found = session.execute(chosen).one_or_none()
+    except (OperationalError, ProgrammingError) as error:
+        if is_outage(error):
+            raise
+        why = type(error.orig).__name__
+        raise ConfigurationError([f"the table user cannot be read ({why}): {HOST_ADVICE}"]) from error
+    if found is None:
+        raise UnknownUser(user_id)
+    return found[0]
+
+
+async def is_stored(database: Database, user_id: str) -> bool:
+    """Tell whether the user is in the database, without the transaction of a caller who may have just made it.
+
+    On SQLite that would have the only write lock from then on, also while a stranger's server is asked something.
+
+    Raises:
+        ConfigurationError: as `policy_of`.
+    """
+    async with database.read() as session:
+        try:
+            await session.run_sync(policy_of, user_id)
+        except UnknownUser:
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

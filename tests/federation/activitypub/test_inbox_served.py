@@ -194,7 +194,7 @@ async def test_a_mounted_application_bounds_bodies(
     assert await asked(bob, [body], announced=MOST_OF_ACTIVITY + 1) == 413
     assert await asked(bob, [b" " * MOST_OF_ACTIVITY, b" "], ends="hangs") == 413
     assert await asked(bob, [body], ends="breaks off") == 408
-    monkeypatch.setattr("federation.activitypub.bodies.BODY_TIMEOUT", timedelta(milliseconds=50))
+    monkeypatch.setattr("federation.activitypub.application.BODY_TIMEOUT", timedelta(milliseconds=50))
     assert await asked(bob, [body], ends="hangs") == 408
 
 
@@ -215,7 +215,7 @@ async def test_a_mounted_application_bounds_all_bodies_together(
 ) -> None:
     """Those that do not end keep others out for as long as they are waited for, and leave nothing behind."""
     body = json.dumps(bob.activity()).encode()
-    monkeypatch.setattr("federation.activitypub.bodies.MOST_HELD", 3 * len(body) - 1)
+    monkeypatch.setattr("federation.activitypub.application.MOST_HELD", 3 * len(body) - 1)
     app, stuck = asgi(), [asyncio.Event() for _ in range(2)]
     waiting = [asyncio.create_task(asked(bob, [body], ends="hangs", app=app, hangs=each)) for each in stuck]
     for each in stuck:

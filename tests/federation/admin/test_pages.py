@@ -25,7 +25,7 @@ from db import (
 from federation.admin.attempts import attempts_at_delivery, page_of_attempts
 from federation.admin.deliveries.deliveries import OPEN, Selection, show, stats
 from federation.admin.deliveries.pages import page_of_deliveries
-from federation.admin.doctor import given_up
+from federation.admin.doctor import checks
 from federation.admin.overview import last_hour, owed
 from federation.admin.scans import MOST_SCANNED, MOST_SHOWN, CursorError, ListPage
 from federation.admin.servers.backlog import MOST_LOOKED_AT, backlog_of
@@ -284,9 +284,9 @@ async def test_no_page_reads_more_than_a_thousand_rows(overfilled: Database) -> 
 
 async def test_what_was_given_up_is_looked_at_in_bounds(overfilled: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, by the index of their states."""
-    monkeypatch.setattr(given_up, "MOST_LOOKED_AT", 50)
+    monkeypatch.setattr(checks, "MOST_LOOKED_AT", 50)
     with watched() as queries:
-        assert (await given_up.look(overfilled)).found.startswith("at least 100 ")
+        assert (await checks.given_up_in(overfilled)).found.startswith("at least 100 ")
     assert 0 < await overfilled.transact(partial(cost, queries=queries)) <= 1_000
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from federation.admin.copies import tasks_in
+from federation.cli.database import tasks_in
 from federation.runtime.composition import Federation
 from tests.federation.cli.conftest import Command
 from tests.federation.cli.elsewhere import on_the_node, owe, rows_of

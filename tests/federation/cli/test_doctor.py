@@ -21,7 +21,7 @@ from sqlalchemy import make_url
 from db import DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason, RunOutcome, SchedulerJob
 from db.deliveries import AttemptOutcome
 from db.migrate import upgrade
-from federation.admin.doctor import given_up, time_checks
+from federation.admin.doctor import checks, time_checks
 from federation.admin.doctor.checks import Verdict
 from federation.admin.doctor.doctor import Finding, examine, worst
 from federation.base.settings.settings import OLD_KEY_VARIABLES, Settings
@@ -376,7 +376,7 @@ async def test_what_the_blacklist_ended_needs_nobody() -> None:
 @pytest.mark.parametrize("number", [4, 6])
 async def test_no_more_is_looked_at_than_a_page_waits_for(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Of more, the number is the least that there are."""
-    monkeypatch.setattr(given_up, "MOST_LOOKED_AT", 5)
+    monkeypatch.setattr(checks, "MOST_LOOKED_AT", 5)
     await give_up(*[(DeliveryState.FAILED, "NO_ACK", "a")] * number)
     assert (await finding("given up")).found.startswith("at least 5 deliveries" if number == 6 else "4 deliveries")
 

@@ -16,10 +16,10 @@ from sqlmodel import col
 from db import ActivityKey, ReceivedActivity, ReceivedState
 from federation.activitypub.application import serving_of
 from federation.activitypub.documents import NODEINFO_INDEX_PATH, nodeinfo_index
-from federation.admin.doctor import actors, checks
+from federation.admin.doctor import activitypub_checks, checks
+from federation.admin.doctor.activitypub_checks import received
 from federation.admin.doctor.checks import Verdict
 from federation.admin.doctor.doctor import examine_node
-from federation.admin.doctor.received import received
 from federation.base.queues.job_data import ACTIVITY_JOB
 from federation.delivery.errors import RetryableFailure
 from federation.delivery.wire import Sending, Trace
@@ -60,21 +60,21 @@ async def change_keys(node: Federation, **values: object) -> None:
 
 async def test_actors_have_keys_that_open(node: Federation) -> None:
     """Without any that is no problem; with one that is shut or missing it is, and the actor is named."""
-    assert (await actors.actors(node)).verdict is Verdict.NOTE
+    assert (await activitypub_checks.actors(node)).verdict is Verdict.NOTE
     await add(node, "bob")
     alice = await add(node)
-    assert (await actors.actors(node)).verdict is Verdict.OK
+    assert (await activitypub_checks.actors(node)).verdict is Verdict.OK
 
     async with node.database.transaction() as session:
         await session.execute(delete(ActivityKey).where(col(ActivityKey.actor_id) == alice))
-    found = await actors.actors(node)
+    found = await activitypub_checks.actors(node)
     assert (found.verdict, f"1 actor ({alice}) without a key" in found.found) == (Verdict.FAILURE, True)
 
     await change_keys(node, private="AAAA")
-    found = await actors.actors(node)
+    found = await activitypub_checks.actors(node)
     assert (found.verdict, "/users/bob)" in found.found, "do not open" in found.found) == (Verdict.FAILURE, True, True)
     await change_keys(node, retired_at=node.clock.now() - timedelta(days=1))
-    assert "2 actors" in (await actors.actors(node)).found
+    assert "2 actors" in (await activitypub_checks.actors(node)).found
 
 
 async def test_what_others_sent_is_handled_or_told_of(node: Federation) -> None:
@@ -98,7 +98,7 @@ async def test_what_others_sent_is_handled_or_told_of(node: Federation) -> None:
 
 async def test_our_own_actor_is_asked_for_by_our_public_name(node: Federation, server: MisbehavingServer) -> None:
     """Another time, no WebFinger, another key, and no document are told, the gravest first."""
-    assert (await actors.own_actor(node)).verdict is Verdict.NOTE
+    assert (await activitypub_checks.own_actor(node)).verdict is Verdict.NOTE
     alice = await add(node)
     serving, headers, statuses = serving_of(node), dict[str, str](), dict[str, int]()
 
@@ -108,7 +108,7 @@ async def test_our_own_actor_is_asked_for_by_our_public_name(node: Federation, s
         await respond(status, {**reply.headers, **headers}, reply.body)(request, exchange)
 
     async def seen() -> tuple[Verdict, str]:
-        found = await actors.own_actor(node)
+        found = await activitypub_checks.own_actor(node)
         return found.verdict, found.found
 
     server.default = serve
@@ -188,7 +188,7 @@ async def test_the_wire_sees_our_actor_where_the_doctor_does(
             await respond(reply.status, reply.headers, reply.body)(request, exchange)
 
         server.default = serve
-        assert (await actors.own_actor(node)).verdict is Verdict.OK
+        assert (await activitypub_checks.own_actor(node)).verdict is Verdict.OK
         with pytest.raises(RetryableFailure, match="although our key is to be seen"):
             await node.activitypub.wire.may_recover(refused(alice), "HTTP_401")
         with pytest.raises(BlockedUrl):
@@ -223,7 +223,7 @@ async def test_a_node_that_is_not_started_has_no_problem(make_settings: MakeSett
     node = Federation(make_settings(better_auth_url=f"http://127.0.0.1:{free_port()}", federation_activitypub="1"))
     try:
         await add(node)
-        found = await actors.own_actor(node)
+        found = await activitypub_checks.own_actor(node)
         assert (found.verdict, "is not running here" in found.found) == (Verdict.NOTE, True)
     finally:
         await node.close()

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import insert
 
 from db import AttemptMinute, AttemptOutcome, Database
-from federation.dashboard.history import Span, history
 from federation.dashboard.node_site import NodeSite
+from federation.dashboard.overview_page import Span, history
 from federation.runtime.composition import Federation
 from tests.workers.dashboard.browsing import Person
 

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from db import create_host_tables
 from federation.admin.doctor.checks import Verdict, proxies
+from federation.delivery.sightings import MOST
 from federation.monitoring.prometheus import ProcessMetrics
-from federation.node.unnamed_proxies import MOST
 from federation.runtime.composition import Federation
 from tests.federation.conftest import MakeSettings
 

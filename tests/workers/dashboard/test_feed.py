@@ -18,9 +18,8 @@ from tests.patience import PATIENCE_SECONDS, until
 from tests.workers.dashboard.conftest import MakeSite
 from workers.dashboard import feed as feeds
 from workers.dashboard.access import Access
-from workers.dashboard.feed import Feed, FeedFull, Fragments, Parameters
+from workers.dashboard.feed import EventStream, Feed, FeedFull, Fragments, Parameters
 from workers.dashboard.site import Site, SitePart
-from workers.dashboard.stream import EventStream
 from workers.queue import Queue
 
 SOON = timedelta(milliseconds=5)

@@ -32,6 +32,7 @@ claimable removes the note and publishes a wake-up. So one message wakes all wai
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -66,9 +67,11 @@ from workers.jobs import (
     check_retention,
 )
 from workers.storage.base import ANY_NAME, Capabilities
+from workers.storage.on_redis import quarantine
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.examination import Care, take_eviction
 from workers.storage.on_redis.messages import STATES, duration, pack, unpack
+from workers.storage.on_redis.quarantine import text
 from workers.storage.on_redis.server import RedisServer, parse_url
 from workers.storage.on_redis.storage import (
     OUTCOMES,
@@ -79,10 +82,9 @@ from workers.storage.on_redis.storage import (
 )
 from workers.storage.on_redis.wire import Reply
 from workers.storage.redis import codec
-from workers.storage.redis.crons import RedisCrons
+from workers.storage.redis.codec import decode_new_job
+from workers.storage.redis.declared import RedisDeclared
 from workers.storage.redis.inspect import RedisReading
-from workers.storage.redis.limits import RedisLimits
-from workers.storage.redis.quarantine import RedisQuarantine
 from workers.storage.redis.scripts import RedisScripts, base, loaded_scripts
 from workers.storage.redis.subscribers import RedisSubscribers
 from workers.storage.rules import (
@@ -104,7 +106,7 @@ LOOK_SECONDS: Final = 10.0
 """How long a waiter relies on being woken; somebody may have emptied the database meanwhile."""
 
 
-class RedisStorage(RedisReading, RedisLimits, RedisCrons):
+class RedisStorage(RedisReading, RedisDeclared):
     """One queue on a Redis (6.2 or newer) or Valkey server.
 
     `target` is a URL (`redis://`, `rediss://`, `unix://`, or as in `redis_urls`) or a client. A client's settings are
@@ -347,3 +349,37 @@ def briefly(settlement: Settlement) -> Settlement:
 
 def _brief(error: ErrorInfo) -> ErrorInfo:
     return replace(error, message=error.message[:SMALL_BYTES], stack="")
+
+
+Enqueue = Callable[[Sequence[NewJob]], Awaitable[Sequence[EnqueueResult]]]
+
+
+class RedisQuarantine(quarantine.Quarantine):
+    """The quarantine of one queue: jobs with damaged records, and keys that take the place of the queue's own.
+
+    A job whose record cannot be read fails, so that those who wait for it learn of it; its remains are kept here. It
+    can be queued again if only its run was damaged, and not what it was enqueued with.
+    """
+
+    def __init__(self, lua: RedisScripts, enqueue: Enqueue) -> None:
+        super().__init__(lua.server, text(lua.base) + ":quarantine")
+        self._lua = lua
+        self._enqueue_all = enqueue
+
+    def _name(self, raw: str) -> str:
+        return raw
+
+    async def _move_what_is_in_the_way(self) -> Sequence[Reply]:
+        told: Sequence[Reply] = unpack(await self._lua.run("repair"))
+        return told
+
+    async def _enqueue(self, job: NewJob) -> EnqueueResult:
+        [result] = await self._enqueue_all([job])
+        return result
+
+    async def _job(self, job_id: str, place: str) -> NewJob | None:
+        record = (await self._fields(place, "job")).get("job")
+        try:
+            return decode_new_job(job_id, record) if record else None
+        except (ValueError, OverflowError, struct.error):  # not all of it is ours
+            return None

@@ -19,7 +19,7 @@ from sqlmodel import col
 from db import Database, Server, create_host_tables
 from federation.base.queues.job_data import FederationDeliveryJob
 from federation.base.settings.settings import Settings
-from federation.delivery.attempt.report import Report
+from federation.delivery.attempt.decision import Report
 from federation.http.client import FederationClient
 from federation.http.guard import AddressGuard
 from federation.http.pool import ConnectionPool

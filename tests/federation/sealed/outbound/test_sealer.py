@@ -9,8 +9,8 @@ import pytest
 from federation.protocol.errors import KeyMaterialError
 from federation.protocol.keys import generate_own_keys
 from federation.protocol.sealing import open_envelope
-from federation.sealed.outbound import sealer as module
-from federation.sealed.outbound.sealer import Sealer
+from federation.sealed.outbound import wire as module
+from federation.sealed.outbound.wire import Sealer
 from tests.federation.protocol.vectors import A, B
 from tests.patience import until
 

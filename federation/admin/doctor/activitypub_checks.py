@@ -1,4 +1,7 @@
-"""The doctor's checks of a node that sends by ActivityPub: can its actors sign, and do others see their keys?"""
+"""The doctor's checks of a node that sends by ActivityPub: can its actors sign, and do others see their keys?
+
+And is what others send handled?
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,19 @@ from urllib.parse import urlencode
 from sqlalchemy import ColumnElement, exists, or_, select
 from sqlmodel import col
 
-from db import ActivityActor, ActivityKey
+from db import ActivityActor, ActivityKey, ReceivedState
 from federation.activitypub.documents import ACTIVITY_JSON, WEBFINGER_PATH
 from federation.activitypub.keys import ActorKeys, ServedKey
 from federation.activitypub.wire import shows_key
 from federation.admin.activitypub import opens
 from federation.admin.doctor.checks import Found, failure, note, ok, warning
-from federation.admin.words import counted
+from federation.admin.received import backlog, list_received
+from federation.admin.words import ago, counted
 from federation.base.settings.reach import PATIENCE
 from federation.http.errors import NetworkError, OutboundError
 from federation.http.messages import Response
 from federation.http.threat_policy import NetworkErrorCode
+from federation.monitoring.numbers import MAX_ROWS
 from federation.runtime.composition import Federation
 
 MOST_LOOKED_AT: Final = 1_000
@@ -128,3 +133,24 @@ def _skew(response: Response, now: datetime) -> timedelta:
     except ValueError:
         return timedelta(0)
     return (told if told.tzinfo else told.replace(tzinfo=UTC)) - now
+
+
+LATE: Final = timedelta(minutes=15)
+"""Longer than an activity takes that fails five times, and those that came after it."""
+_SHOWN: Final = 200
+
+
+async def received(federation: Federation) -> Found:
+    """Warn of activities that could not be handled, and of those that wait for long."""
+    numbers = await backlog(federation)
+    if numbers.failed:
+        [first] = (await list_received(federation, limit=1, states=(ReceivedState.FAILED,))).activities
+        least = "at least " if numbers.failed >= MAX_ROWS else ""
+        text = f"{least}{counted(numbers.failed, 'activity')} could not be handled; {first.number}: {first.last_error}"
+        again = "`received retry --all` has them handled again, once that is mended"
+        return warning(text[:_SHOWN], f"`federation activitypub received list --state failed` says more; {again}")
+    waits = None if numbers.oldest is None else federation.clock.now() - numbers.oldest
+    if waits is not None and waits > LATE:
+        text = f"{counted(numbers.waiting, 'activity')} wait to be handled, the oldest for {ago(waits)}"
+        return warning(text, "does a process run tasks (`federation run`, or `federation workers run`)?")
+    return ok("what others sent was handled, or is about to be")
