@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pytest
@@ -29,6 +30,7 @@ from workers.clock import SystemClock
 URL: Final = "https://b.example/users/bob"
 KEY_ID: Final = f"{URL}#main-key"
 ALONE: Final = f"{URL}/main-key"
+NOW: Final = datetime(2026, 5, 1, tzinfo=UTC)
 KEY: Final = {"id": KEY_ID, "owner": URL, "publicKeyPem": "PEM"}
 
 
@@ -39,7 +41,7 @@ def actor(key: object, **members: object) -> dict[str, object]:
 def shown(document: Mapping[str, object], key_id: str = KEY_ID, own: Mapping[str, object] | None = None) -> str | None:
     """The text of the key, as the document at the actor's URL shows it."""
     first = None if own is None else read_document(json.dumps(own).encode())
-    found = shown_by_owner(read_document(json.dumps(document).encode()), {URL}, key_id, own=first)
+    found = shown_by_owner(read_document(json.dumps(document).encode()), {URL}, key_id, now=NOW, own=first)
     assert found is None or found == ShownKey(URL, found.pem)
     return None if found is None else found.pem
 
