@@ -27,13 +27,16 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from federation.activitypub.documents import ACTIVITY_CONTEXT
 from federation.activitypub.multikeys import is_over, pem_of
 from federation.activitypub.signatures import LARGEST_RSA_BITS, SMALLEST_RSA_BITS, VerifyingKey
+from federation.http.errors import BlockedUrl
+from federation.http.guard import parse_target
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 
 LONGEST_CONTENT_TYPE: Final = 256
 """`email.message` takes quadratic time for the parameters of one."""
 MOST_OF_PEM: Final = 16 * 1024
-MOST_MULTIKEYS: Final = 20
+MOST_KEYS: Final = 20
+"""Of a document, and as many of `assertionMethod`."""
 MULTIKEY: Final = "Multikey"
 MOST_OF_EXPONENT_BITS: Final = 64
 """A check takes as long as the exponent is, and all that are in use have 17 bits."""
@@ -63,15 +66,15 @@ class Document(msgspec.Struct):
 
     def listed(self, key_id: str) -> Key | None:
         """Return the key with this id; an actor's only one may also be named by the actor's own id."""
-        keys = [key for key in map(_key, _several(self.publicKey)) if key is not None]
-        if key_id == self.id and len(keys) == 1:
+        keys = [key for key in map(_key, _several(self.publicKey)[:MOST_KEYS]) if key is not None]
+        if is_same(self.id, key_id) and len(keys) == 1:
             return keys[0]
-        multikeys = map(_multikey, _several(self.assertionMethod)[:MOST_MULTIKEYS])
-        return next((key for key in chain(keys, multikeys) if key is not None and key.id == key_id), None)
+        multikeys = map(_multikey, _several(self.assertionMethod)[:MOST_KEYS])
+        return next((key for key in chain(keys, multikeys) if key is not None and is_same(key.id, key_id)), None)
 
     def alone(self, key_id: str) -> Key | None:
         """Return the key if this is the document of that, and of nobody's other things."""
-        if self.id != key_id:
+        if not is_same(self.id, key_id):
             return None
         told = msgspec.structs.asdict(self)
         return _key(told) if self.publicKeyMultibase is None else _multikey(told)
@@ -184,7 +187,9 @@ def shown_by_owner(
     *own*, which names the owner.
     """
     key, owner = document.listed(key_id), document.id
-    if key is None or not isinstance(owner, str) or owner not in urls or key.owner not in (None, owner):
+    if key is None or not isinstance(owner, str) or not any(is_same(owner, url) for url in urls):
+        return None
+    if key.owner not in (None, owner):
         return None
     if key.is_named_only and own is not None:
         key = own.alone(key_id)
@@ -206,6 +211,20 @@ def owner_named(document: Document, key_id: str) -> str:
     if key is None or not isinstance(key.owner, str) or not is_on_origin(key.owner, canonical_origin(key_id)):
         raise KeyRefused("the document does not show the key, or an owner elsewhere")
     return key.owner
+
+
+def is_same(told: object, url: str) -> bool:
+    """Tell whether a document means this URL: what is not ASCII may be written as it is, or by escapes."""
+    if not isinstance(told, str) or told.isascii():
+        return told == url
+    try:
+        return _spelt(told) == _spelt(url)
+    except BlockedUrl:
+        return False
+
+
+def _spelt(url: str) -> tuple[str, str]:
+    return str(parse_target(url).url), url.partition("#")[2]
 
 
 def is_on_origin(url: str, origin: str) -> bool:

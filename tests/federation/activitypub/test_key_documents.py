@@ -15,6 +15,7 @@ from federation.activitypub.key_documents import (
     KeyGone,
     KeyRefused,
     ShownKey,
+    is_same,
     owner_named,
     read_document,
     shown_by_owner,
@@ -171,6 +172,28 @@ async def test_an_actor_with_a_fragment_has_the_keys_of_its_document(found: Foun
     owner = f"{found.bob.id}#this"
     found.server.routes[BOB] = shows(found.bob.document(id=owner, publicKey=found.bob.shown_key(owner=owner)))
     assert (await found.keys.key(found.bob.key_id)).owner == owner
+
+
+@pytest.mark.parametrize("name", ["/users/b%C3%B6b", "/users/b\u00f6b"])
+async def test_an_actor_whose_id_is_not_ascii_has_keys(found: Found, name: str) -> None:
+    """A header takes only ASCII, so the key is named by escapes, also where the document writes none."""
+    path, key_id = "/users/b%C3%B6b", f"{found.server.url}/users/b%C3%B6b#main-key"
+    actor = f"{found.server.url}/users/b\u00f6b"
+    key = found.bob.shown_key(id=f"{found.server.url}{name}#main-key", owner=actor)
+    found.server.routes[path] = shows({"id": actor, "type": "Person", "publicKey": key})
+    assert (await found.keys.key(key_id)).owner == actor
+
+
+def test_what_is_not_ascii_may_be_escaped() -> None:
+    """Where one asks for it by the same request. A fragment is none of that, but names another thing."""
+    told = "https://b\u00fccher.example/b\u00f6b"
+    assert is_same(told, "https://xn--bcher-kva.example/b%C3%B6b")
+    assert is_same(f"{told}#key", "https://xn--bcher-kva.example/b%C3%B6b#key")
+    for other in ("/b%C3%B6b/", "/b%c3%b6b2", "/b%F6b", "/bob", "/b%C3%B6b#key", "/B%C3%B6b"):
+        assert not is_same(told, f"https://xn--bcher-kva.example{other}")
+    for told in ("https://b\u00fccher.example:99999/", "b\u00f6b", "", "https://b\u00f6\ud800b.example/"):
+        assert not is_same(told, "https://xn--bcher-kva.example/b%C3%B6b")
+    assert not is_same("https://B.example/", "https://b.example/")
 
 
 async def test_a_tombstone_with_200_is_the_end_of_an_actor(found: Found) -> None:
