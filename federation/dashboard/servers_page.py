@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from starlette.responses import RedirectResponse, Response
 
 from db import LinkState
+from federation.admin import overview
 from federation.admin.servers.pages import ServerSort, page_of_servers
 from federation.dashboard.server_pages import SERVERS, server_address
 from federation.rollups.servers import ON_HOLD, RESTING
@@ -51,9 +52,12 @@ def servers_part(federation: Federation) -> SitePart:
             )
         except ValueError:
             raise Refusal(400, "The list does not go on there.") from None
+        counted_at = await overview.counted_at(federation.database)
         chosen = {"link": link, "advice": advice}
         shown = {
             "listed": listed,
+            "counted_at": counted_at,
+            "stands": overview.is_old(counted_at),
             "judged": federation.settings.federation_analytics_out is not None,
             "link": link,
             "advice": advice,
