@@ -165,9 +165,9 @@ class ReceivedJobs:
         return hurried
 
     async def sweep(self) -> Mapping[str, int]:
-        """Add the jobs of activities that have none, or were never begun although theirs has failed.
+        """Add the jobs of activities that have none, or whose job has failed: what becomes of them is for their row.
 
-        Give those up whose job has ended otherwise, without a decision.
+        Give those up whose job somebody cancelled.
 
         Raises:
             SQLAlchemyError, StorageUnavailable: the database or the queue failed; what was done by then stays.
@@ -180,14 +180,14 @@ class ReceivedJobs:
             known = await self._queue.storage.status([each.job_id for each in waiting])
             without = [each for each, job in zip(waiting, known, strict=True) if job is None]
             await self._queue.enqueue_many([each.job() for each in without])
-            pages = zip(page, waiting, known, strict=True)
-            ended = [(row, new, job.state) for row, new, job in pages if job is not None and job.state.is_final]
-            # Its job failed at a worker that does not know such jobs, or disappeared with another activity.
-            lost = [new for row, new, state in ended if state is JobState.FAILED and row.last_error is None]
+            jobs = zip(waiting, known, strict=True)
+            ended = [(new, job.state) for new, job in jobs if job is not None and job.state.is_final]
+            # Its job failed at workers that do not know such jobs, or that disappeared with it and others.
+            lost = [new for new, state in ended if state is JobState.FAILED]
             if lost:
                 await self._queue.storage.retry([each.job_id for each in lost])
             added += len(without) + len(lost)
-            given_up += await self._give_up([new for _, new, _ in ended if new not in lost])
+            given_up += await self._give_up([new for new, _ in ended if new not in lost])
             after = page[-1].number
         return {"received_added": added, "received_given_up": given_up}
 
@@ -216,8 +216,8 @@ class ReceivedJobs:
         return new
 
     async def _give_up(self, ended: Sequence[NewActivity]) -> int:
-        """Let those fail whose worker disappeared with them too often, or whose job somebody cancelled."""
-        error = "its job has ended: cancelled, or its worker disappeared too often; look for a crash"
+        """Let those fail whose job somebody cancelled."""
+        error = "its job was cancelled"
         for each in ended:
             await note(self._database, each, (each.attempts // ATTEMPTS + 1) * ATTEMPTS, error)
             log.error("received_failed", actor=each.actor, error="JobEnded")
@@ -241,7 +241,7 @@ IS_NEW: Final = TABLE.c.state == ReceivedState.NEW
 _OLDER: Final = TABLE.alias("older")
 JOB_COLUMNS: Final = (TABLE.c.activity_hash, TABLE.c.actor, TABLE.c.attempts)
 _HOLDING: Final = (
-    select(*JOB_COLUMNS, TABLE.c.number, TABLE.c.last_error)
+    select(*JOB_COLUMNS, TABLE.c.number)
     .where(
         IS_NEW,
         TABLE.c.number > bindparam("after"),

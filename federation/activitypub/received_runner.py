@@ -9,18 +9,21 @@ handled.
 If a handler raises, the transaction is undone and the attempt counted in the row. From then on only the job of that
 very activity tries it, later and later; what the actor sent after it waits, until it is done, or failed after five
 attempts.
+
+A worker may disappear amid several activities, of which one is to blame. What it was at is handled alone from then on,
+with a mark in its row while it is: who finds that mark counts an attempt, as if a handler had raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Row, bindparam, select, update
 from sqlalchemy.exc import DataError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -47,6 +50,8 @@ AWAY: Final = timedelta(seconds=10)
 """How long a job waits for a database that does not answer."""
 LIMIT: Final = timedelta(seconds=60)
 _SHOWN: Final = 500
+
+ALONE: Final = "handled alone at present, as a worker had disappeared"
 
 Begin: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncSession]]
 """Begins a transaction, and adds the jobs of what it owes; see `Outbox.transaction`."""
@@ -98,6 +103,7 @@ class ReceivedRunner:
         self._meter = meter
         self._busy: set[str] = set()  # actors at whom a job of this process is at work
         self._again: set[str] = set()  # those of them of whom another job has come meanwhile
+        self._company = _Company()
 
     async def __call__(self, job: Job) -> None:
         """Handle what is new of the job's actor, but for what comes after an activity that waits to be tried again.
@@ -131,10 +137,8 @@ class ReceivedRunner:
             [new], [row] = new_among(oldest), oldest
             if new.is_tried and new.activity_hash != own:
                 return
-            if is_suspect:
-                await self._database.transact(partial(_note_begun, number=row.number))
             try:
-                await self._handle(row.number, IncomingActivity.of(row.text, actor))
+                await self._try(row, IncomingActivity.of(row.text, actor), is_suspect=is_suspect)
             except NotTried:
                 raise
             except Exception as error:
@@ -142,9 +146,33 @@ class ReceivedRunner:
                 if pause is None:
                     continue
                 if new.activity_hash == own:
-                    raise Snooze(pause, reason="a handler raised") from error
+                    raise Snooze(pause, reason="it could not be handled") from error
                 await self._jobs.add([new], delay=pause)
                 return
+
+    async def _try(self, row: Row[*tuple[Any, ...]], activity: IncomingActivity, *, is_suspect: bool) -> None:
+        """Handle it beside others, or alone, with a mark in its row that stays if the process disappears.
+
+        Raises:
+            WorkerDisappeared: one has left that mark.
+            NotTried, Exception: as the handlers.
+        """
+        if row.last_error == ALONE:
+            raise WorkerDisappeared
+        if not is_suspect and row.last_error != _DISAPPEARED:
+            async with self._company.joined():
+                await self._handle(row.number, activity)
+            return
+        async with self._company.alone():
+            await self._mark(row.number, ALONE)
+            try:
+                await self._handle(row.number, activity)
+            except (NotTried, asyncio.CancelledError):
+                await self._mark(row.number, row.last_error)
+                raise
+
+    async def _mark(self, number: int, told: str | None) -> None:
+        await self._database.transact(lambda it: it.execute(_MARKED, {"row": number, "told": told}))
 
     async def _handle(self, number: int, activity: IncomingActivity) -> None:
         """Call the handlers in one transaction with the end of the activity, unless somebody has ended it by then."""
@@ -191,8 +219,40 @@ class ReceivedRunner:
         return self._retry.delay(tried % ATTEMPTS)
 
 
-def _note_begun(connection: Connection, number: int) -> None:
-    connection.execute(_BEGUN, {"row": number})
+class _Company:
+    """The activities that are handled at the same moment: many, or one that is alone."""
+
+    def __init__(self) -> None:
+        self._members = 0
+        self._door = asyncio.Lock()
+        self._left = asyncio.Event()
+
+    @asynccontextmanager
+    async def joined(self) -> AsyncIterator[None]:
+        """Be one of many, as soon as nobody is alone, or waits to be."""
+        async with self._door:
+            self._members += 1
+        try:
+            yield
+        finally:
+            self._members -= 1
+            self._left.set()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Be alone, as soon as those are gone who are there."""
+        async with self._door:
+            while self._members:
+                self._left.clear()
+                await self._left.wait()
+            yield
+
+
+class WorkerDisappeared(Exception):
+    """A process did, while it handled this and nothing else."""
+
+    def __str__(self) -> str:
+        return "its process disappeared while it handled nothing else"
 
 
 def told_of(error: BaseException) -> str:
@@ -202,7 +262,7 @@ def told_of(error: BaseException) -> str:
 
 
 _OLDEST_OF: Final = (
-    select(*JOB_COLUMNS, TABLE.c.number, TABLE.c.text)
+    select(*JOB_COLUMNS, TABLE.c.number, TABLE.c.text, TABLE.c.last_error)
     .where(IS_NEW, TABLE.c.actor == bindparam("actor"))
     .order_by(TABLE.c.number)
     .limit(1)
@@ -210,8 +270,5 @@ _OLDEST_OF: Final = (
 _DONE: Final = update(TABLE).where(TABLE.c.number == bindparam("row"), IS_NEW).values(state=ReceivedState.DONE)
 _HANDLED: Final = _DONE.values(text="")
 """What no function has seen keeps its text: its worker may have imported none."""
-_BEGUN: Final = (
-    update(TABLE)
-    .where(TABLE.c.number == bindparam("row"), IS_NEW, TABLE.c.last_error.is_(None))
-    .values(last_error="a worker disappeared with its actor's job")
-)
+_MARKED: Final = update(TABLE).where(TABLE.c.number == bindparam("row"), IS_NEW).values(last_error=bindparam("told"))
+_DISAPPEARED: Final = told_of(WorkerDisappeared())

@@ -31,6 +31,7 @@ from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, Received
 from federation.activitypub.received_runner import AWAY, LIMIT, ReceivedRunner
 from federation.monitoring.prometheus import ProcessMetrics
 from tests.federation.monitoring.test_prometheus import samples
+from tests.patience import until
 from tests.servers import free_port
 from workers import Job, JobState, Queue, RetryPolicy, Snooze
 from workers.clock import ManualClock
@@ -619,24 +620,94 @@ async def test_one_that_was_never_begun_is_not_given_up(arriving: Arriving) -> N
     assert await arriving.states() == {"a": ReceivedState.DONE}
 
 
+class Killed(BaseException):
+    """As if the process were killed: nobody takes it for an error, and the transaction is undone."""
+
+
 async def test_one_with_which_workers_disappear_is_given_up(arriving: Arriving) -> None:
-    """The second of them has noted that it begins."""
-    entered = asyncio.Event()
+    """The first time may be another's fault; then it is alone, and each counts, whatever becomes of its job."""
 
     @arriving.handlers.on("Create")
     async def crash(session: AsyncSession, activity: IncomingActivity, actor: str) -> None:
-        entered.set()
-        await asyncio.Event().wait()
+        raise Killed
 
     await arriving.arrives("a")
-    dying = asyncio.create_task(arriving.run("a", attempt=2))
-    await entered.wait()
-    dying.cancel()
-    await asyncio.wait([dying])
+    with pytest.raises(Killed):
+        await arriving.run("a")
+    assert (await arriving.rows())["a"].attempts == 0
     await fails(arriving)
     arriving.clock.advance(PATIENCE + timedelta(seconds=1))
-    assert await arriving.jobs.sweep() == swept(given_up=1)
-    assert await arriving.states() == {"a": ReceivedState.FAILED}
+    assert await arriving.jobs.sweep() == swept(added=1)
+    pauses = []
+    for _ in range(ATTEMPTS):
+        with pytest.raises(Killed):
+            await arriving.run("a", attempt=1 if pauses else 2)
+        pauses.append(await arriving.run("a", attempt=3))
+    assert pauses == [timedelta(seconds=each) for each in (10, 20, 40, 80)] + [None]
+    row = (await arriving.rows())["a"]
+    assert (row.state, row.attempts) == (ReceivedState.FAILED, ATTEMPTS)
+    assert row.last_error == "WorkerDisappeared: its process disappeared while it handled nothing else"
+
+
+async def test_what_a_worker_may_have_disappeared_over_is_handled_alone(arriving: Arriving) -> None:
+    """So that one that crashes workers takes no other with it twice."""
+    here: set[str] = set()
+    may_go = {name: asyncio.Event() for name in "abcd"}
+
+    class Meeting(NothingOfOurOwn):
+        async def prepare(self, activity: IncomingActivity) -> object:
+            name = str(activity.id).rpartition("/")[2]
+            here.add(name)
+            await may_go[name].wait()
+            here.discard(name)
+            return None
+
+    arriving.own = Meeting()
+    runner = arriving.runner()
+
+    async def begun(name: str, attempt: int = 1) -> asyncio.Task[timedelta | None]:
+        """Run its job, and give it the time that it needs to be handled if it may."""
+        await arriving.arrives(name, f"https://b.example/users/{name}")
+        run = arriving.run(name, f"https://b.example/users/{name}", runner=runner, attempt=attempt)
+        task = asyncio.create_task(run)
+        for _ in range(3):
+            await arriving.rows()
+        return task
+
+    together = [await begun("a"), await begun("b")]
+    await until(lambda: here == {"a", "b"})
+    suspect = await begun("c", attempt=2)
+    assert here == {"a", "b"}
+    may_go["a"].set()
+    may_go["b"].set()
+    await until(lambda: here == {"c"})
+    later = await begun("d")
+    assert here == {"c"}
+    may_go["c"].set()
+    may_go["d"].set()
+    assert await asyncio.gather(*together, suspect, later) == [None] * 4
+    assert set((await arriving.states()).values()) == {ReceivedState.DONE}
+
+
+async def test_a_stop_amid_one_that_is_handled_alone_is_no_death(arriving: Arriving) -> None:
+    entered = asyncio.Event()
+
+    class Waiting(NothingOfOurOwn):
+        async def prepare(self, activity: IncomingActivity) -> object:
+            entered.set()
+            await asyncio.Event().wait()
+            return None
+
+    await arriving.arrives("a")
+    own, arriving.own = arriving.own, Waiting()
+    stopped = asyncio.create_task(arriving.run("a", attempt=2))
+    await entered.wait()
+    stopped.cancel()
+    await asyncio.wait([stopped])
+    arriving.own = own
+    assert await arriving.run("a", attempt=3) is None
+    row = (await arriving.rows())["a"]
+    assert (row.state, row.attempts) == (ReceivedState.DONE, 0)
 
 
 async def test_a_queue_that_is_away_costs_no_activity(arriving: Arriving) -> None:
