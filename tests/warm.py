@@ -36,7 +36,11 @@ from typing import Any, Final, Literal
 ROOT: Final = Path(__file__).parents[1]
 LIKE_ANY: Final = {"PYTHONPATH", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE"}
 """Of the variables that the interpreter reads at its start, those that `_become` sees to."""
-LIBRARIES: Final = ("uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on")
+LIBRARIES: Final = (
+    *("aiosqlite", "alembic.command", "apscheduler.triggers.interval"),
+    *("uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on"),
+)
+"""What our modules import when they first need it, or theirs."""
 LEFT_OUT: Final = (
     "federation.analytics",
     "federation.__main__",
@@ -187,6 +191,7 @@ def _import_everything() -> None:
     for library in LIBRARIES:
         import_module(library)
     import_module("federation.cli.app")._command()  # is made of all its options, which takes as long as three forks
+    import_module("sqlalchemy.orm").configure_mappers()  # as a statement does that is the first to name a table
 
 
 def _serve(theirs: socket.socket) -> Order:
