@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from db import ServerHealth
 from federation.analytics.frames import UNREGISTERED, Action
+from federation.analytics.report import wording
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
 
-    from federation.analytics.report.findings import Obligations, Server
+    from federation.analytics.report.findings import Findings, Obligations, Server
 
 _ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9][a-z0-9.-]{0,252}|\[[0-9a-f:.]{2,45}\])(?::[0-9]{1,5})?", re.ASCII)
 
@@ -93,6 +94,8 @@ _UNKNOWN: Final = Meaning(text="a code this version does not know", probe=False)
 _REFUSAL: Final = "keys or answers that are not its own"
 _TOO_LONG: Final = timedelta(days=3)
 """So long nothing waits at a node that sends."""
+_OWN_SHARE: Final = 0.01
+"""Of all failures: fewer of its own are no alert."""
 
 
 def meaning(code: str) -> Meaning:
@@ -153,6 +156,18 @@ def owed_steps(found: Obligations) -> Iterator[Suggestion]:
         yield Suggestion(command, when="what waits for one server, held or not")
     for state, what in (("failed", "refused for good"), ("expired", "too old")) if found.lost_week else ():
         yield Suggestion(f"federation deliveries list --state {state}", when=f"what was lost in 7 days, {what}")
+
+
+def own_trouble(found: Findings) -> list[str]:
+    """Return when most servers failed together, or this node did nothing."""
+    return [f"{wording.day(each.day)} {hours}" for each in found.days for hours in each.own_trouble]
+
+
+def own_failures(found: Findings) -> dict[str, int]:
+    """Return the codes of attempts that this node itself failed, and how many; none if they are few among all."""
+    ours = {code: number for code, number in found.error_totals.items() if meaning(code).ours}
+    many = sum(ours.values()) >= _OWN_SHARE * max(sum(found.error_totals.values()), 1)
+    return ours if many else {}
 
 
 def own_steps(codes: Iterable[str]) -> tuple[Suggestion, ...]:

@@ -15,9 +15,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from federation.analytics import REPORT_FILE
 from federation.analytics.data.results import write_text
 from federation.analytics.days import DAY
-from federation.analytics.report import advice, attention, changed, headline, network_charts, wording
+from federation.analytics.report import advice, attention, comparison, network_charts, wording
 from federation.analytics.report.charts import strip
-from federation.analytics.report.comparison import compare
 from federation.analytics.report.findings import BAD_DAY, DAYS, HELD_FOR, MOST_WITH_DAYS
 from federation.analytics.report.markup import printable
 
@@ -50,7 +49,7 @@ def render(findings: Findings, *, made_at: datetime) -> str:
         parts=_parts(findings),
         made_at=made_at.astimezone(UTC),
         end=attention.end_of(findings),
-        comparison=compare(findings.days),
+        comparison=comparison.compare(findings.days),
     )
     return _BREAK.sub(" ", _BETWEEN.sub("", page.strip())) + "\n"
 
@@ -61,7 +60,7 @@ def _parts(findings: Findings) -> dict[str, str]:
         "attention": "Needs attention",
         "owed": "Owed, held, lost",
         "servers": "All servers",
-        "changes": changed.heading(findings),
+        "changes": comparison.heading(findings),
         "errors": "Why attempts fail",
         "network": "The network, day by day",
         "outages": "Outages",
@@ -101,7 +100,7 @@ def _templates() -> Environment:
     for written in (
         *(advice.meaning, advice.own_steps, advice.owed_steps, advice.steps),
         *(attention.by_state, attention.expiry, attention.loss_codes, attention.since_told, attention.state_of),
-        *(changed.compared, headline.own_failures, headline.own_trouble, strip),
+        *(advice.own_failures, advice.own_trouble, comparison.compared, strip),
         *(network_charts.errors, network_charts.network, network_charts.owed_and_lost, network_charts.spread),
     ):
         found.globals[written.__name__] = written
