@@ -90,12 +90,14 @@ _EVERYWHERE: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
 
-# For a few rows, compiling a query takes longer than running it; so does planning it anew after each of its parts.
+# For a few rows, compiling a query takes longer than running it; so does planning it anew after each of its parts. They
+# are joined in one part, where they are: a shuffle would be a stage of its own, and what is broadcast a job.
 _FEW_ROWS: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
 
@@ -226,7 +228,7 @@ def divide_work(rows: DataFrame, size: int | None = None) -> None:
 
 @contextmanager
 def few_rows(session: SparkSession, *, when: bool = True) -> Iterator[None]:
-    """Have Spark plan queries at once, interpret them, and divide them among two tasks, `when` they are of few rows."""
+    """Have Spark plan queries at once, interpret them, and keep them in one part, `when` they are of few rows."""
     before = {name: session.conf.get(name) for name in _FEW_ROWS} if when else {}
     try:
         for name in before:
