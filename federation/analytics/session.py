@@ -75,6 +75,8 @@ _EVERYWHERE: Final = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.dataFrameQueryContext.enabled": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Else the first `lower` learns for a second how letters of all scripts are capitalised. Ours are of host names.
+    "spark.sql.icu.caseMappings.enabled": "false",
     # The other implementation writes a checksum beside every file, which we would leave behind, and runs chmod for
     # both.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
