@@ -4,17 +4,15 @@
   for it. Without, `hdfs://` could be read and written, but not committed to.
 - `leaf_of`: a plan made of what is kept does not have in it how that was computed, and takes half the time.
 - `remember_classes`: naming a class does not search hundreds of jars each time: a third of the time of planning.
-- `holding`: what planning names is let go with the JVM, not one by one: two fifths of the calls of planning.
 - `size_of`: what Spark expects of a frame, or counted of one that is kept.
 - `end_java`: an archive of classes is written when a JVM ends, and PySpark has no call to end one.
 
-The second, the third and the fourth are for speed alone. With Spark Connect there is no JVM to reach into.
+The second and the third are for speed alone. With Spark Connect there is no JVM to reach into.
 """
 
 from __future__ import annotations
 
 import subprocess
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -194,19 +192,6 @@ def remember_classes(session: SparkSession) -> None:
         named = getattr(session._jvm, name)
         if not isinstance(named, _Remembered):
             setattr(session._jvm, name, _Remembered(named))
-
-
-@contextmanager
-def holding(session: SparkSession) -> Iterator[None]:
-    """Have the JVM hold until its end all that is named in the block: columns and plans, which are small."""
-    gateway: Any = session.sparkContext._gateway
-    kept = gateway.gateway_property
-    before = kept.enable_memory_management
-    kept.enable_memory_management = False
-    try:
-        yield
-    finally:
-        kept.enable_memory_management = before
 
 
 def end_java() -> None:

@@ -32,7 +32,7 @@ from federation.analytics.days import MONTH
 from federation.analytics.errors import AnalyticsError, first_cause
 from federation.analytics.figures.compute import compute
 from federation.analytics.frames import Inputs, Window
-from federation.analytics.jvm import holding, size_of
+from federation.analytics.jvm import size_of
 from federation.analytics.report.find import find
 from federation.analytics.report.page import render, write_page
 from federation.analytics.report.summary import summary_of, write_summary
@@ -132,9 +132,7 @@ def write_results(
     divide_work(inputs.attempts, size)
     told("planning")
     with keeping(few_servers=size_of(inputs.servers) <= _FEW_BYTES) as keep:
-        with holding(inputs.attempts.sparkSession):
-            outputs = compute(inputs, window=window, now=now, keep=keep)
-        write_outputs(outputs, out, window, told=told)
+        write_outputs(compute(inputs, window=window, now=now, keep=keep), out, window, told=told)
 
 
 def _publish(spark: SparkSession, out: Place, as_of: date, database: str, now: datetime | None) -> Published:

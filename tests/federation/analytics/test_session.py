@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from pathlib import Path
-from typing import Any
 
 import pyspark
 import pytest
@@ -14,7 +13,6 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 
 from federation.analytics import session as session_module
 from federation.analytics.errors import AnalyticsError, JavaNotFound
-from federation.analytics.jvm import holding
 from federation.analytics.session import (
     divide_work,
     few_rows,
@@ -134,15 +132,6 @@ def test_few_rows_are_one_tasks_work_and_the_session_stays_as_it_was(spark: Spar
     finally:
         for name, value in before.items():
             spark.conf.set(name, value)
-
-
-def test_only_while_planning_the_jvm_holds_what_was_named(spark: SparkSession) -> None:
-    """Whatever happens meanwhile: what a session computes later is let go when Python has dropped it."""
-    kept: Any = spark.sparkContext._gateway.gateway_property  # type: ignore[union-attr] # a running session has one
-    with contextlib.suppress(ValueError), holding(spark):
-        assert not kept.enable_memory_management
-        raise ValueError
-    assert kept.enable_memory_management
 
 
 def test_a_frame_that_is_kept_is_computed_once(spark: SparkSession) -> None:
