@@ -10,7 +10,7 @@ PACKAGES: Final = {
     "bullmq": ("bullmq",),
     "fastapi": ("node", "dashboard"),
     "hypothesis": ("testing",),
-    "jinja2": ("dashboard",),
+    "jinja2": ("dashboard", "analytics"),
     "msgpack": ("redis",),
     "obstore": ("stores",),
     "opentelemetry": ("otel",),

@@ -75,6 +75,8 @@ _EVERYWHERE: Final = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.dataFrameQueryContext.enabled": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Else the first `lower` learns for a second how letters of all scripts are capitalised. Ours are of host names.
+    "spark.sql.icu.caseMappings.enabled": "false",
     # The other implementation writes a checksum beside every file, which we would leave behind, and runs chmod for
     # both.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
@@ -90,12 +92,14 @@ _EVERYWHERE: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
 
-# For a few rows, compiling a query takes longer than running it; so does planning it anew after each of its parts.
+# For a few rows, compiling a query takes longer than running it; so does planning it anew after each of its parts. They
+# are joined in one part, where they are: a shuffle would be a stage of its own, and what is broadcast a job.
 _FEW_ROWS: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
 
@@ -226,7 +230,7 @@ def divide_work(rows: DataFrame, size: int | None = None) -> None:
 
 @contextmanager
 def few_rows(session: SparkSession, *, when: bool = True) -> Iterator[None]:
-    """Have Spark plan queries at once, interpret them, and divide them among two tasks, `when` they are of few rows."""
+    """Have Spark plan queries at once, interpret them, and keep them in one part, `when` they are of few rows."""
     before = {name: session.conf.get(name) for name in _FEW_ROWS} if when else {}
     try:
         for name in before:

@@ -164,7 +164,7 @@ def _delivery_findings() -> Iterator[AdviceRule]:
     none = F.concat(F.format_string("none of %d attempts in %d days delivered", "blamed", "window_days"), often)
     nothing = (F.col("delivered") == 0) & (F.col("blamed") >= PARK_ATTEMPTS)
     yield _finding(Action.PARK, nothing, none)
-    lately = F.concat(F.format_string("none of %d attempts in %d days delivered", "blamed_later", _later_days()), often)
+    lately = F.concat(F.format_string("none of %d attempts in %d days delivered", "blamed_later", later_days()), often)
     nothing_lately = (F.col("delivered_later") == 0) & (F.col("blamed_later") >= PARK_ATTEMPTS) & ~nothing
     yield _finding(Action.PARK, nothing_lately, lately)
     # The graver findings above have said it already.
@@ -192,7 +192,7 @@ def _few_findings(often: Column, *, told: Column) -> Iterator[AdviceRule]:
     # Not their latency, by which a server would get better advice for failing where it was slow.
     too_slow, all_are_slow = _are_few("in_time") & ~is_few, _is_few("in_time", of="blamed")
     yield _finding(Action.WATCH, too_slow & all_are_slow, _slow("slow", "delivered", F.col("window_days")))
-    yield _finding(Action.WATCH, too_slow & ~all_are_slow, _slow("slow_later", "delivered_later", _later_days()))
+    yield _finding(Action.WATCH, too_slow & ~all_are_slow, _slow("slow_later", "delivered_later", later_days()))
 
 
 def _slow(slow: str, delivered: str, days: Column) -> Column:
@@ -218,10 +218,11 @@ def _lately(count: str) -> Column:
 
 
 def _lately_days() -> Column:
-    return F.when(F.col("blamed_later") >= WATCH_ATTEMPTS, _later_days()).otherwise(F.col("window_days"))
+    return F.when(F.col("blamed_later") >= WATCH_ATTEMPTS, later_days()).otherwise(F.col("window_days"))
 
 
-def _later_days() -> Column:
+def later_days() -> Column:
+    """Return how many days the later half of a window has."""
     return F.floor(F.col("window_days") / 2).cast("int")
 
 

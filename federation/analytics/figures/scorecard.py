@@ -31,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own docu
 
 from db import DEFAULT_WIRE, DeliveryState, LinkState, ServerHealth
 from federation.analytics.days import DAY, MONTH, WEEK, midnight, seconds_between
-from federation.analytics.figures.actions import PARK_AFTER, UNTOLD, advise
+from federation.analytics.figures.actions import PARK_AFTER, UNTOLD, advise, later_days
 from federation.analytics.figures.daily import share
 from federation.analytics.figures.keys import vouched_for
 from federation.analytics.figures.outages import outage_figures
@@ -110,7 +110,7 @@ def server_scorecard(
         "server_url",
         "window_days",
         F.greatest(_known_at(until), _before("window_days", window)).alias("begins_at"),
-        _before(_later_days(), window).alias("later_at"),
+        _before(later_days(), window).alias("later_at"),
         F.lit(until).alias("ends_at"),
     )
     key = ["server_url", "window_days"]
@@ -212,7 +212,7 @@ def _with_forgeries(in_windows: DataFrame, servers: DataFrame, accepted: DataFra
 
 
 def _traffic(in_windows: DataFrame) -> DataFrame:
-    later = F.col("_age") < _later_days()
+    later = F.col("_age") < later_days()
     slow = F.coalesce("slow", F.lit(0))
     rows = in_windows.withColumns(
         {"blamed": blamed(), "slow": slow, "in_time": F.col("delivered") - slow, "bad_acks": _rows_with(_BAD_ACKS)}
@@ -364,10 +364,6 @@ def _present(until: datetime) -> Column:
     is_down = (F.col("state") == ServerHealth.UNHEALTHY.value) & ~F.col("is_excused")
     away = F.coalesce(seconds_between(F.col("state_since"), F.lit(until)), F.lit(PARK_AFTER.total_seconds()))
     return F.when(is_down, F.greatest(1 - away / PARK_AFTER.total_seconds(), F.lit(0.0))).otherwise(1.0)
-
-
-def _later_days() -> Column:
-    return F.floor(F.col("window_days") / 2)
 
 
 def _before(days: str | Column, window: Window) -> Column:

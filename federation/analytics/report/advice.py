@@ -9,24 +9,20 @@ import re
 import shlex
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from db import ServerHealth
 from federation.analytics.frames import UNREGISTERED, Action
+from federation.analytics.report import wording
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from datetime import datetime
 
-    from federation.analytics.report.findings import Server
+    from federation.analytics.report.findings import Findings, Obligations, Server
 
 _ORIGIN: Final = re.compile(r"https?://(?:[a-z0-9][a-z0-9.-]{0,252}|\[[0-9a-f:.]{2,45}\])(?::[0-9]{1,5})?", re.ASCII)
-
-
-class Command(str):
-    """A command to paste."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,57 +91,11 @@ _HTTP: Final[Mapping[str, Meaning]] = {
 }
 _UNKNOWN: Final = Meaning(text="a code this version does not know", probe=False)
 
-_INSTRUCTIONS: Final[Mapping[Action, Sequence[Sequence[str | Command]]]] = {
-    Action.REVIEW: (
-        (
-            "Somebody may pose as them. Ask their operators, by a way that does not lead over these keys, whether the"
-            " keys that are registered here are theirs.",
-        ),
-        (
-            "If they are: ",
-            Command("federation servers accept-key URL"),
-            " means the registered keys, and never another that the server shows. It ends this advice, and counts no"
-            " answer against the server that was signed with another key up to today. What is held goes out once the"
-            " server shows the registered key again. A shared key is to be accepted for each server that has it.",
-        ),
-        (
-            "If a new key is theirs: its operator runs ",
-            Command("federation keys rotate"),
-            " there, which proves it. Where the old one is lost, ",
-            Command("federation servers forget URL"),
-            ", which ends the follows there and here, and ",
-            Command("federation servers discover URL"),
-            " take the new one.",
-        ),
-        (
-            "If neither: ",
-            Command("federation blacklist add URL"),
-            " refuses all that comes from the server, and what is owed to it is given up. Its follows stay on record.",
-        ),
-    ),
-    Action.PRUNE: (
-        (
-            "They will hardly return, and nobody will take what is owed to them. To forget a server ends its follows,"
-            " and the next report is without it.",
-        ),
-    ),
-    Action.PARK: (
-        (
-            "Nothing gets there: tell their operators. What is held for one that is down goes out by itself when the"
-            " probe finds it back. One that is up takes nothing from us: ask why, for waiting mends nothing.",
-        ),
-    ),
-    Action.WATCH: (
-        (
-            "Ask the operators of those that lose deliveries: what is lost is not sent again by itself. Where"
-            " deliveries wait that are not held, this node does not send them, so look at it first.",
-        ),
-    ),
-    Action.KEEP: (("Nothing to do.",),),
-}
 _REFUSAL: Final = "keys or answers that are not its own"
 _TOO_LONG: Final = timedelta(days=3)
 """So long nothing waits at a node that sends."""
+_OWN_SHARE: Final = 0.01
+"""Of all failures: fewer of its own are no alert."""
 
 
 def meaning(code: str) -> Meaning:
@@ -153,11 +103,6 @@ def meaning(code: str) -> Meaning:
     if code.startswith("HTTP_") and code not in _MEANINGS:
         return _HTTP.get(code[5:6], _UNKNOWN)
     return _MEANINGS.get(code, _UNKNOWN)
-
-
-def instruction(action: Action) -> Sequence[Sequence[str | Command]]:
-    """Return what to do about servers with this advice: paragraphs, of words and commands."""
-    return _INSTRUCTIONS[action]
 
 
 def steps(server: Server, until: datetime) -> tuple[Suggestion, ...]:
@@ -202,10 +147,27 @@ def _steps(server: Server, until: datetime) -> Iterator[Suggestion]:
         )
 
 
-def listing(url: str) -> Suggestion | None:
-    """Return the command that lists what is owed to a server."""
-    command = f"federation deliveries list --server {url} --state open"
-    return Suggestion(command, when="what waits for one server, held or not") if _ORIGIN.fullmatch(url) else None
+def owed_steps(found: Obligations) -> Iterator[Suggestion]:
+    """Yield what to paste to see what is owed, and what was lost."""
+    yield Suggestion("federation deliveries stats", when="all of it by state and server")
+    plain = (server.url for server in found.servers if server.owed and _ORIGIN.fullmatch(server.url))
+    for url in islice(plain, 1):
+        command = f"federation deliveries list --server {url} --state open"
+        yield Suggestion(command, when="what waits for one server, held or not")
+    for state, what in (("failed", "refused for good"), ("expired", "too old")) if found.lost_week else ():
+        yield Suggestion(f"federation deliveries list --state {state}", when=f"what was lost in 7 days, {what}")
+
+
+def own_trouble(found: Findings) -> list[str]:
+    """Return when most servers failed together, or this node did nothing."""
+    return [f"{wording.day(each.day)} {hours}" for each in found.days for hours in each.own_trouble]
+
+
+def own_failures(found: Findings) -> dict[str, int]:
+    """Return the codes of attempts that this node itself failed, and how many; none if they are few among all."""
+    ours = {code: number for code, number in found.error_totals.items() if meaning(code).ours}
+    many = sum(ours.values()) >= _OWN_SHARE * max(sum(found.error_totals.values()), 1)
+    return ours if many else {}
 
 
 def own_steps(codes: Iterable[str]) -> tuple[Suggestion, ...]:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from markupsafe import Markup
+
 from federation.analytics.report.findings import BAD_DAY
-from federation.analytics.report.markup import Markup, join, tag
+from federation.analytics.report.markup import tag
 from federation.analytics.report.wording import day, percent
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def lines(
     frame = Frame(width=_WIDTH, height=_HEIGHT, right=right, days=days, low=ticks[0], high=ticks[-1])
     half = {place for place, each in enumerate(days) if each in early}
     paths = (path for each in series for path in _paths(frame, each, half))
-    return _svg(title, frame.size, _grid(frame, ticks, scale), *paths, _end_labels(frame, series, write))
+    return _svg(title, frame.size, *_grid(frame, ticks, scale), *paths, *_end_labels(frame, series, write))
 
 
 def bars(
@@ -117,8 +119,12 @@ def bars(
     totals = [sum(layer.values[place] or 0 for layer in layers) for place in range(len(days))]
     ticks = _ticks(list(totals), 0, None)
     frame = Frame(width=_WIDTH, height=_HEIGHT, right=20, days=days, low=0, high=ticks[-1])
-    columns = [_column(frame, layers, place, " early" if each in early else "") for place, each in enumerate(days)]
-    return _svg(title, frame.size, _grid(frame, ticks, scale), *columns)
+    columns = (
+        bar
+        for place, each in enumerate(days)
+        for bar in _column(frame, layers, place, " early" if each in early else "")
+    )
+    return _svg(title, frame.size, *_grid(frame, ticks, scale), *columns)
 
 
 def histogram(title: str, labels: Sequence[str], counts: Sequence[int], *, write: Callable[[float], str]) -> Markup:
@@ -178,18 +184,14 @@ def _svg(title: str, size: tuple[int, int], *content: Markup, style: str = "char
     return tag("svg", tag("title", title), *content, viewBox=box, role="img", aria_label=title, class_=style)
 
 
-def _grid(frame: Frame, ticks: Sequence[float], write: Callable[[float], str]) -> Markup:
-    rows = [
-        join(
-            tag("line", x1=_LEFT, x2=frame.width - frame.right, y1=frame.y(tick), y2=frame.y(tick), class_="grid"),
-            tag("text", write(tick), x=_LEFT - 8, y=frame.y(tick) + 4, class_="tick end"),
-        )
-        for tick in ticks
-    ]
+def _grid(frame: Frame, ticks: Sequence[float], write: Callable[[float], str]) -> Iterator[Markup]:
+    for tick in ticks:
+        y = frame.y(tick)
+        yield tag("line", x1=_LEFT, x2=frame.width - frame.right, y1=y, y2=y, class_="grid")
+        yield tag("text", write(tick), x=_LEFT - 8, y=y + 4, class_="tick end")
     last = len(frame.days) - 1
-    places = sorted({0, last // 2, last}) if last >= 0 else []
-    dates = [tag("text", day(frame.days[at]), x=frame.x(at), y=frame.height - 5, class_="tick middle") for at in places]
-    return join(*rows, *dates)
+    for at in sorted({0, last // 2, last}) if last >= 0 else ():
+        yield tag("text", day(frame.days[at]), x=frame.x(at), y=frame.height - 5, class_="tick middle")
 
 
 def _paths(frame: Frame, series: ChartSeries, half: Collection[int]) -> Iterator[Markup]:
@@ -213,34 +215,29 @@ def _path(frame: Frame, values: Sequence[float | None]) -> str:
     return "".join(commands)
 
 
-def _end_labels(frame: Frame, series: Sequence[ChartSeries], write: Callable[[float], str]) -> Markup:
+def _end_labels(frame: Frame, series: Sequence[ChartSeries], write: Callable[[float], str]) -> Iterator[Markup]:
     last = [(frame.y(each.end[1]), frame.x(each.end[0]), each, write(each.end[1])) for each in series if each.end]
-    labels = []
     lowest_free = -math.inf
     for y, x, each, written in sorted(last, key=itemgetter(0)):
         text_y = max(y + 4, lowest_free)
         lowest_free = text_y + _LABEL_HEIGHT
-        labels += [
-            tag("circle", cx=x, cy=y, r=3, class_=f"dot {each.style}"),
-            tag("text", _end(each, written), x=x + 8, y=text_y, class_=f"label {each.style}"),
-        ]
-    return join(*labels)
+        yield tag("circle", cx=x, cy=y, r=3, class_=f"dot {each.style}")
+        yield tag("text", _end(each, written), x=x + 8, y=text_y, class_=f"label {each.style}")
 
 
 def _end(series: ChartSeries, value: str) -> str:
     return f"{series.name if series.label is None else series.label} {value}".strip()
 
 
-def _column(frame: Frame, layers: Sequence[ChartSeries], place: int, look: str) -> Markup:
-    bottom, parts = 0.0, []
+def _column(frame: Frame, layers: Sequence[ChartSeries], place: int, look: str) -> Iterator[Markup]:
+    bottom = 0.0
     for layer in layers:
         value = layer.values[place]
         if value:
             top, base = frame.y(bottom + value), frame.y(bottom)
             x, width = frame.x(place) - frame.step / 2, max(frame.step - 2, 0.5)
-            parts.append(tag("rect", x=x, y=top, width=width, height=base - top, class_=f"bar {layer.style}{look}"))
+            yield tag("rect", x=x, y=top, width=width, height=base - top, class_=f"bar {layer.style}{look}")
             bottom += value
-    return join(*parts)
 
 
 def _ticks(values: Sequence[float], low: float | None, high: float | None) -> list[float]:

@@ -138,7 +138,7 @@ def _find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> f
         counted, total = verdicts.counts(found), verdicts.totals(found)
         attention = verdicts.urgent(found)
         shown = {row["server_url"] for row in verdicts.with_days(attention)}
-        relays = results.read_dated(spark, out, results.RELAY_CANDIDATES, as_of)
+        relays = _relays(results.read_dated(spark, out, results.RELAY_CANDIDATES, as_of))
         anomalies = results.read_dated(spark, out, results.KEY_ANOMALIES, as_of)
         return findings.Findings(
             as_of=as_of,
@@ -159,14 +159,10 @@ def _find(spark: SparkSession, out: Place, as_of: date, computed: Computed) -> f
             week_attempts=total["week_attempts"],
             servers=verdicts.by_name(found),
             worst=verdicts.worst(found),
-            latencies=verdicts.spread(
-                found, "week.p95_ms", [sf.col("week.p95_ms") > bound for bound in findings.LATENCY_BOUNDS_MS]
-            ),
-            scores=verdicts.spread(
-                found, "month.score", [sf.col("month.score") >= bound for bound in findings.SCORE_BOUNDS]
-            ),
-            relays=_relays(relays),
-            relay_count=relays.count(),
+            latencies=tuple(total["latencies"]),
+            scores=tuple(total["scores"]),
+            relays=tuple(map(_relay, relays)),
+            relay_count=_number(relays),
             anomalies=_anomalies(anomalies),
             anomaly_counts={row["kind"]: row["count"] for row in anomalies.groupBy("kind").count().collect()},
             quarantine=quarantine[: findings.MOST_QUARANTINE],
@@ -259,13 +255,16 @@ def _day(row: Row) -> findings.Day:
     return findings.Day(**known | {"lost": row["lost"] or 0, "own_trouble": tuple(row["own_trouble"] or ())})
 
 
-def _relays(candidates: DataFrame) -> tuple[findings.RelayFinding, ...]:
+def _relays(candidates: DataFrame) -> list[Row]:
     columns: list[Column | str] = ["rank", sf.col("server_url").alias("url"), "score", "availability", "p95_ms"]
-    rows = candidates.select(*columns, sf.unix_micros("last_seen").alias("last_seen")).orderBy("rank", "url")
-    return tuple(
-        findings.RelayFinding(**row.asDict() | {"last_seen": verdicts.instant_of(row["last_seen"])})
-        for row in rows.limit(findings.MOST_RANKED).collect()
-    )
+    rows = candidates.select(*columns, sf.unix_micros("last_seen").alias("last_seen"))
+    order = [sf.col("rank"), sf.col("url")]
+    return verdicts.first_of(rows, sf.col("rank") > 0, order, findings.MOST_RANKED)
+
+
+def _relay(row: Row) -> findings.RelayFinding:
+    known = {name: row[name] for name in findings.RelayFinding.__dataclass_fields__}
+    return findings.RelayFinding(**known | {"last_seen": verdicts.instant_of(row["last_seen"])})
 
 
 def _anomalies(anomalies: DataFrame) -> tuple[findings.Anomaly, ...]:

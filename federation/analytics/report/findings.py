@@ -7,12 +7,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from federation.analytics.days import MONTH
+from federation.analytics.frames import Action
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import date, datetime
-
-    from federation.analytics.frames import Action
 
 DAYS: Final = MONTH
 MOST_PER_ACTION: Final = 5_000
@@ -320,3 +319,13 @@ class Findings:
     anomaly_counts: Mapping[str, int]
     quarantine: tuple[SetAside, ...]
     quarantined: int
+
+    @property
+    def urgent(self) -> dict[Action, int]:
+        """How many servers have each advice but to keep them, the gravest first."""
+        grave = (action for action in reversed(Action) if action is not Action.KEEP)
+        return {action: number for action in grave if (number := self.actions.get(action))}
+
+    def advised(self, action: Action) -> list[Server]:
+        """Return those of `attention` that have this advice."""
+        return [server for server in self.attention if server.action is action]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from federation.analytics.data.results import write_text
 from federation.analytics.report.comparison import Stretch, compare
-from federation.analytics.report.markup import short
+from federation.analytics.report.wording import short
 
 if TYPE_CHECKING:
     from datetime import date

@@ -104,9 +104,10 @@ def _missing() -> Column:
 
 
 def totals(found: DataFrame) -> Row:
-    """Add up what there is of all servers."""
+    """Add up what there is of all servers, and count them by how quick and how reliable they are."""
     week, month, failures = (_number(name) for name in ("week.lost", "month.lost", "month.failures"))
     known = {name: _number(name) for name in ("owed", "held")} | {"week_attempts": _number("week.attempts")}
+    latency, score = sf.col("week.p95_ms"), sf.col("month.score")
     sums = known | {"lost_week": week, "lost_month": month, "failures": failures}
     return found.agg(
         *(sf.coalesce(sf.sum(each), sf.lit(0)).alias(name) for name, each in sums.items()),
@@ -116,6 +117,8 @@ def totals(found: DataFrame) -> Row:
         sf.count_if(failures > 0).alias("failed_servers"),
         sf.median("month.mttf_s").alias("mttf_s"),
         sf.median("month.mttr_s").alias("mttr_s"),
+        _spread("week.p95_ms", [latency > bound for bound in findings.LATENCY_BOUNDS_MS]).alias("latencies"),
+        _spread("month.score", [score >= bound for bound in findings.SCORE_BOUNDS]).alias("scores"),
     ).collect()[0]
 
 
@@ -178,12 +181,11 @@ def states(counted: Iterable[Row]) -> dict[str, int]:
     return dict(found)
 
 
-def spread(found: DataFrame, value: str, above: Sequence[Column]) -> tuple[int, ...]:
+def _spread(value: str, above: Sequence[Column]) -> Column:
     """Count the servers between two bounds, by how many of the bounds they are `above`."""
-    bucket = sum((sf.when(each, 1).otherwise(0) for each in above), start=sf.lit(0))
-    rows = found.where(sf.col(value).isNotNull()).groupBy(bucket.alias("bucket")).count().collect()
-    counts = {row["bucket"]: row["count"] for row in rows}
-    return tuple(counts.get(place, 0) for place in range(len(above) + 1))
+    passed = sum((sf.when(each, 1).otherwise(0) for each in above), start=sf.lit(0))
+    is_known = sf.col(value).isNotNull()
+    return sf.array(*(sf.count_if(is_known & (passed == number)) for number in range(len(above) + 1)))
 
 
 def servers_of(

@@ -62,16 +62,16 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.0f}{_THIN}ms" if value < 1000 else f"{value / 1000:.1f}{_THIN}s".replace(".0", "")
 
 
-def day(value: date) -> str:
-    return f"{value.day}{_THIN}{value:%b}"
+def day(value: date | None) -> str:
+    return NOTHING if value is None else f"{value.day}{_THIN}{value:%b}"
 
 
-def day_and_year(value: date) -> str:
-    return f"{day(value)} {value.year}"
+def day_and_year(value: date | None) -> str:
+    return NOTHING if value is None else f"{day(value)} {value.year}"
 
 
-def moment(value: datetime) -> str:
-    return f"{day_and_year(value)}, {value:%H:%M}"
+def moment(value: datetime | None) -> str:
+    return NOTHING if value is None else f"{day_and_year(value)}, {value:%H:%M}"
 
 
 def with_dates(text: str) -> str:
@@ -112,9 +112,19 @@ def days(values: Sequence[date]) -> str:
     return ", ".join(day(span[0]) if len(span) == 1 else f"{day(span[0])} to {day(span[-1])}" for span in spans)
 
 
-def server(url: str) -> str:
-    """Return the URL without the scheme that nearly all have."""
-    return url.removeprefix("https://")
+def short(text: str, limit: int) -> str:
+    """Return the text, cut if it is longer than anybody reads."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def named(url: str, limit: int = 60) -> str:
+    """Return a server's URL without the scheme that nearly all have."""
+    return short(url.removeprefix("https://"), limit)
+
+
+def told(reason: str, limit: int) -> str:
+    """Return a reason as the beginning of a sentence."""
+    return sentence(with_dates(short(reason, limit)))
 
 
 def sentence(text: str) -> str:

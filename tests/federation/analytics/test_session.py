@@ -117,7 +117,7 @@ def test_what_is_shuffled_is_divided_by_its_size(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("few", [True, False])
-def test_few_rows_are_two_tasks_work_and_the_session_stays_as_it_was(spark: SparkSession, few: bool) -> None:
+def test_few_rows_are_one_tasks_work_and_the_session_stays_as_it_was(spark: SparkSession, few: bool) -> None:
     """Whatever happens meanwhile; many rows are divided as they were."""
     setting, adaptive = "spark.sql.shuffle.partitions", "spark.sql.adaptive.enabled"
     before = {name: spark.conf.get(name) or "" for name in (setting, adaptive)}
@@ -126,7 +126,7 @@ def test_few_rows_are_two_tasks_work_and_the_session_stays_as_it_was(spark: Spar
     try:
         with contextlib.suppress(ValueError), few_rows(spark, when=few):
             shuffled = spark.range(10).repartition("id")
-            assert shuffled.rdd.getNumPartitions() == (2 if few else 5)
+            assert shuffled.rdd.getNumPartitions() == (1 if few else 5)
             raise ValueError
         assert spark.conf.get(setting) == "5"
     finally:

@@ -11,7 +11,7 @@ from tests.workers.dashboard.browsing import Person
 from workers.dashboard.site import Site
 
 STATIC = Path(workers.dashboard.__file__).parent / "static"
-REPORT = Path(federation.analytics.report.__file__).parent
+REPORT = Path(federation.analytics.report.__file__).parent / "templates"
 
 
 def test_colours_are_in_one_file() -> None:
@@ -21,7 +21,7 @@ def test_colours_are_in_one_file() -> None:
     for sheet in (STATIC / "visual.css", STATIC / "dashboard.css"):
         assert "--paper: " not in sheet.read_text()
     assert (REPORT / "report.css").read_text().count("--paper: ") == 1
-    assert '"palette.css"' in (REPORT / "page.py").read_text()
+    assert '"palette.css"' in (REPORT / "report.html").read_text()
 
 
 async def test_pages_load_the_colours_first(acting: Site) -> None:
