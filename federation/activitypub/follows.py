@@ -120,7 +120,7 @@ class FollowHandlers:
         if recipient is None:
             return None
         alone = replace(recipient, shared_inbox=None)
-        return next((each for each in (recipient, alone) if self._can_be_sent_to(each)), None)
+        return next((each for each in (recipient, alone) if self._senders.can_reach(each)), None)
 
     async def _shown(self, actor: str) -> Recipient | None:
         """Ask the actor's server, but for one that is asked about enough of its actors, or if enough others are."""
@@ -179,16 +179,6 @@ class FollowHandlers:
         blacklisted = await self._blacklist.covered({*addressed.servers.values()})
         work = partial(self._senders.send, addressed=addressed, blacklisted=blacklisted, plan=self._outbox.plan)
         await session.run_sync(work)
-
-    def _can_be_sent_to(self, recipient: Recipient) -> bool:
-        """Tell whether what goes to those inboxes could ever be delivered."""
-        probe = activities.follow(recipient.id, recipient.id, activity_id=recipient.id)
-        try:
-            self._senders.addressed(probe, [recipient])
-            self._senders.addressed(probe, [recipient], prefer_shared_inbox=False)
-        except ValueError:
-            return False
-        return True
 
 
 def _ends_its_actor(activity: IncomingActivity) -> bool:

@@ -31,7 +31,7 @@ from sqlmodel import col
 from db import ActivityFollow, ActivityInbox, Database, among
 from federation.activitypub.codes import GONE, NOT_FOUND
 from federation.base.cache import LoadingCache
-from federation.delivery.rows import fail_owed
+from federation.delivery.ledger.statements import fail_owed
 from federation.delivery.wire import Fragment
 from workers.clock import Clock
 

@@ -4,13 +4,19 @@ Only the document of a key's owner says that the key is his: it names itself by 
 server led there, and lists the key. Anything else at the key's own URL, such as the key alone or a shortened actor,
 only says who the owner is; the key alone also says what it is, if the owner's document lists no more than its URL. A
 document that has another type than activities have may be a file that somebody uploaded.
+
+Keys are read from `publicKey`, and those of Multikey, which have to say whose they are, from `assertionMethod`
+(FEP-521a): as Mastodon does, for HTTP signatures by the key's id.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from datetime import datetime
 from email.message import Message
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -19,13 +25,19 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from federation.activitypub.documents import ACTIVITY_CONTEXT
+from federation.activitypub.multikeys import is_over, pem_of
 from federation.activitypub.signatures import LARGEST_RSA_BITS, SMALLEST_RSA_BITS, VerifyingKey
+from federation.http.errors import BlockedUrl
+from federation.http.guard import parse_target
 from federation.protocol.errors import UrlError
 from federation.protocol.urls import canonical_origin
 
 LONGEST_CONTENT_TYPE: Final = 256
 """`email.message` takes quadratic time for the parameters of one."""
 MOST_OF_PEM: Final = 16 * 1024
+MOST_KEYS: Final = 20
+"""Of a document, and as many of `assertionMethod`."""
+MULTIKEY: Final = "Multikey"
 MOST_OF_EXPONENT_BITS: Final = 64
 """A check takes as long as the exponent is, and all that are in use have 17 bits."""
 
@@ -47,16 +59,25 @@ class Document(msgspec.Struct):
     controller: Any = None
     publicKey: Any = None  # noqa: N815 - as it is called there
     publicKeyPem: Any = None  # noqa: N815 - as it is called there
+    assertionMethod: Any = None  # noqa: N815 - as it is called there
+    publicKeyMultibase: Any = None  # noqa: N815 - as it is called there
+    revoked: Any = None
+    expires: Any = None
 
     def listed(self, key_id: str) -> Key | None:
         """Return the key with this id; an actor's only one may also be named by the actor's own id."""
-        keys = [key for key in map(_key, _several(self.publicKey)) if key is not None]
-        is_named_by_actor = key_id == self.id and len(keys) == 1
-        return keys[0] if is_named_by_actor else next((key for key in keys if key.id == key_id), None)
+        keys = [key for key in map(_key, _several(self.publicKey)[:MOST_KEYS]) if key is not None]
+        if is_same(self.id, key_id) and len(keys) == 1:
+            return keys[0]
+        multikeys = map(_multikey, _several(self.assertionMethod)[:MOST_KEYS])
+        return next((key for key in chain(keys, multikeys) if key is not None and is_same(key.id, key_id)), None)
 
     def alone(self, key_id: str) -> Key | None:
         """Return the key if this is the document of that, and of nobody's other things."""
-        return Key(key_id, _owner(self.owner, self.controller), self.publicKeyPem) if self.id == key_id else None
+        if not is_same(self.id, key_id):
+            return None
+        told = msgspec.structs.asdict(self)
+        return _key(told) if self.publicKeyMultibase is None else _multikey(told)
 
     @property
     def is_tombstone(self) -> bool:
@@ -66,11 +87,23 @@ class Document(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that a document shows, or only names: then there is no `pem`."""
+    """A key that a document shows, or only names: then there is neither `pem` nor `multikey`."""
 
     id: object
     owner: object
     pem: object
+    multikey: Mapping[str, object] | None = None
+
+    @property
+    def is_named_only(self) -> bool:
+        """Whether another document has to show it."""
+        return self.pem is None and self.multikey is None
+
+    def text(self, now: datetime) -> str | None:
+        """Return the key itself, if it is shown and not over."""
+        if self.multikey is None:
+            return self.pem if isinstance(self.pem, str) else None
+        return None if is_over(self.multikey, now) else pem_of(self.multikey.get("publicKeyMultibase"))
 
 
 def _key(told: object) -> Key | None:
@@ -79,6 +112,16 @@ def _key(told: object) -> Key | None:
     if not isinstance(told, dict):
         return None
     return Key(told.get("id"), _owner(told.get("owner"), told.get("controller")), told.get("publicKeyPem"))
+
+
+def _multikey(told: object) -> Key | None:
+    """Return a key of `assertionMethod`, which may also have a document of its own."""
+    if isinstance(told, str):
+        return Key(told, None, None)
+    if not isinstance(told, dict) or MULTIKEY not in _several(told.get("type")):
+        return None
+    owner = _owner(None, told.get("controller"))
+    return None if owner is None else Key(told.get("id"), owner, None, told)
 
 
 def _owner(owner: object, controller: object) -> object:
@@ -136,7 +179,7 @@ def read_document(body: bytes) -> Document:
 
 
 def shown_by_owner(
-    document: Document, urls: AbstractSet[str], key_id: str, *, own: Document | None = None
+    document: Document, urls: AbstractSet[str], key_id: str, *, now: datetime, own: Document | None = None
 ) -> ShownKey | None:
     """Return the key as its owner's document shows it, or None if this is not that.
 
@@ -144,13 +187,16 @@ def shown_by_owner(
     *own*, which names the owner.
     """
     key, owner = document.listed(key_id), document.id
-    if key is None or not isinstance(owner, str) or owner not in urls or key.owner not in (None, owner):
+    if key is None or not isinstance(owner, str) or not any(is_same(owner, url) for url in urls):
         return None
-    if key.pem is None and own is not None:
+    if key.owner not in (None, owner):
+        return None
+    if key.is_named_only and own is not None:
         key = own.alone(key_id)
         if key is None or key.owner != owner:
             return None
-    return ShownKey(owner, key.pem) if isinstance(key.pem, str) else None
+    text = key.text(now)
+    return None if text is None else ShownKey(owner, text)
 
 
 def owner_named(document: Document, key_id: str) -> str:
@@ -165,6 +211,20 @@ def owner_named(document: Document, key_id: str) -> str:
     if key is None or not isinstance(key.owner, str) or not is_on_origin(key.owner, canonical_origin(key_id)):
         raise KeyRefused("the document does not show the key, or an owner elsewhere")
     return key.owner
+
+
+def is_same(told: object, url: str) -> bool:
+    """Tell whether a document means this URL: what is not ASCII may be written as it is, or by escapes."""
+    if not isinstance(told, str) or told.isascii():
+        return told == url
+    try:
+        return _spelt(told) == _spelt(url)
+    except BlockedUrl:
+        return False
+
+
+def _spelt(url: str) -> tuple[str, str]:
+    return str(parse_target(url).url), url.partition("#")[2]
 
 
 def is_on_origin(url: str, origin: str) -> bool:

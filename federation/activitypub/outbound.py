@@ -201,6 +201,14 @@ class Senders:
             log.warning("activity_large", activity=activity.id, bytes=size, limit=LARGE_BYTES)
         return Sent(activity_id=activity.id, delivery_ids=planned.owed, skipped=skipped)
 
+    def can_reach(self, recipient: Recipient) -> bool:
+        """Tell whether what goes to its inboxes, of which `send` may use either, could ever be delivered."""
+        try:
+            self._inbox(recipient, prefer_shared_inbox=True)
+        except ValueError:
+            return False
+        return True
+
     def _gone(self, connection: Connection, inboxes: Sequence[str], shared: AbstractSet[str]) -> set[str]:
         now, gone = self._clock.now(), set[str]()
         for start in range(0, len(inboxes), BATCH):

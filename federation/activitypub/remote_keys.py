@@ -281,7 +281,7 @@ class RemoteKeys:
         now = self._clock.now()
         try:
             look = _Look(key_id, origin, until=monotonic() + FETCH_TIMEOUT.total_seconds())
-            shown = await self._shown(look)
+            shown = await self._shown(look, now)
             key = RemoteKey(key_id=key_id, owner=shown.owner, public=public_key(shown.pem), fetched_at=now)
         except (KeyRefused, KeyUnavailable) as failure:
             await self._failed(key_id, failure, stored, now)
@@ -306,12 +306,12 @@ class RemoteKeys:
         if _is_written(stored):
             await self._database.transact(lambda it: it.execute(_FAILED, {"key": key_id, "at": now}))
 
-    async def _shown(self, look: _Look) -> ShownKey:
+    async def _shown(self, look: _Look, now: datetime) -> ShownKey:
         first, urls = await self._get(look.key_id.partition("#")[0], look)
-        shown = shown_by_owner(first, urls, look.key_id)
+        shown = shown_by_owner(first, urls, look.key_id, now=now)
         if shown is None:
             document, urls = await self._get(owner_named(first, look.key_id), look)
-            shown = shown_by_owner(document, urls, look.key_id, own=first)
+            shown = shown_by_owner(document, urls, look.key_id, now=now, own=first)
         if shown is None:
             raise KeyRefused("the owner does not list the key")
         return shown

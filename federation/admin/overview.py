@@ -62,7 +62,7 @@ class Counts:
     @property
     def is_old(self) -> bool:
         """Whether they are no news: a count is long ago, or there was none."""
-        return self.counted_at is None or datetime.now(UTC) - self.counted_at > OLD
+        return is_old(self.counted_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,17 @@ class Owed(Counts):
     @property
     def owed(self) -> int:
         return self.states[DeliveryState.READY] + self.states[DeliveryState.HELD]
+
+
+def is_old(counted_at: datetime | None) -> bool:
+    """Tell whether nothing has counted for a while, or ever."""
+    return counted_at is None or datetime.now(UTC) - counted_at > OLD
+
+
+async def counted_at(database: Database) -> datetime | None:
+    """Return when deliveries, and just before them servers, were counted last; None if they never were."""
+    at: datetime | None = (await database.rows(_COUNTED_AT))[0][0]
+    return at
 
 
 async def last_hour(database: Database, *, now: datetime | None = None) -> LastHour:
@@ -178,4 +189,5 @@ _TOTALS: Final = select(
     col(DeliveryTotal.deliveries),
     col(DeliveryTotal.counted_at),
 )
+_COUNTED_AT: Final = select(func.max(col(DeliveryTotal.counted_at)))
 _OLDEST: Final = select(func.min(col(DeliveryJob.created_at))).where(col(DeliveryJob.state) == bindparam("state"))

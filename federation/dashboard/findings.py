@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 INTERVAL: Final = timedelta(minutes=1)
 SHARE: Final = 50
 """An examination is followed by a pause of at least so many times the time it took."""
+NEWS: Final = timedelta(seconds=5)
+"""How soon what has changed meanwhile may have the node examined anew."""
 PATIENCE: Final = timedelta(seconds=3)
 """How long a page waits for the first examination, and for the first one after nobody has looked for a while."""
 CLOSING: Final = timedelta(seconds=1)
@@ -35,6 +37,8 @@ class Examination:
 
     at: datetime
     findings: Sequence[Finding]
+    picture: Hashable = None
+    """What whoever had it begun saw of the node."""
 
     @property
     def matters(self) -> Sequence[Finding]:
@@ -45,24 +49,31 @@ class Examination:
 
 
 class Examinations:
-    """Examines a node in the background whenever somebody looks and the last time is long enough ago."""
+    """Examines a node in the background whenever somebody looks and the last time is long enough ago.
+
+    What looks different from how it did then has it examined sooner: a page must not contradict itself for long.
+    """
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._last: Examination | None = None
         self._due = 0.0
+        self._due_for_news = 0.0
         self._running: asyncio.Task[None] | None = None
 
-    async def last(self) -> Examination | None:
-        """Return the last examination; None if the first has not ended yet.
+    async def last(self, picture: Hashable) -> Examination | None:
+        """Return the last examination; None if the first has not ended yet. *picture* is what is seen now.
 
-        This waits a moment for the first one, and for the one that begins because nobody has looked for a minute: what
-        was found before that may be long over. Pages that stay open never wait.
+        This waits a moment for the first one, for the one that begins because nobody has looked for a minute, as what
+        was found before that may be long over, and for one that begins because of the picture. Pages that stay open
+        wait for no other.
         """
-        late = monotonic() - self._due
-        if self._running is None and late >= 0:
-            self._running = asyncio.create_task(self._examine(), name="dashboard-doctor")
-        if self._running is not None and (self._last is None or late >= INTERVAL.total_seconds()):
+        is_news = self._last is not None and self._last.picture != picture
+        now = monotonic()
+        late = now - self._due
+        if self._running is None and now >= (self._due_for_news if is_news else self._due):
+            self._running = asyncio.create_task(self._examine(picture), name="dashboard-doctor")
+        if self._running is not None and (self._last is None or is_news or late >= INTERVAL.total_seconds()):
             await asyncio.wait([self._running], timeout=PATIENCE.total_seconds())
         return self._last
 
@@ -73,13 +84,16 @@ class Examinations:
             running.cancel()
             await asyncio.wait([running])
 
-    async def _examine(self) -> None:
+    async def _examine(self, picture: Hashable) -> None:
         began = monotonic()
         try:
-            self._last = Examination(at=datetime.now(UTC), findings=await examine_node(self._federation))
+            findings = await examine_node(self._federation)
+            self._last = Examination(at=datetime.now(UTC), findings=findings, picture=picture)
         except Exception:  # a page is shown without what the doctor says
             log.exception("dashboard_examination_failed")
         finally:
-            took = monotonic() - began
-            self._due = monotonic() + max(INTERVAL.total_seconds(), SHARE * took)
+            ended = monotonic()
+            pause = SHARE * (ended - began)
+            self._due = ended + max(INTERVAL.total_seconds(), pause)
+            self._due_for_news = ended + max(NEWS.total_seconds(), pause)
             self._running = None

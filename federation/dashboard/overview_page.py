@@ -168,6 +168,7 @@ def overview_part(federation: Federation, queues: QueueCatalog, examinations: Ex
             "span": span,
             "charts": history_charts(span, await history(federation.database, span)),
             "examined": examined,
+            "is_before": examined is not None and examined.picture != _picture(owed, lines),
             **_of_queues(lines),
         }
 
@@ -213,8 +214,19 @@ async def show_history(
 async def _looked(
     federation: Federation, queues: QueueCatalog, examinations: Examinations
 ) -> tuple[LastHour, Owed, list[QueueLine], Examination | None]:
-    return await asyncio.gather(
-        overview.last_hour(federation.database), overview.owed(federation.database), queues.lines(), examinations.last()
+    hour, owed, lines = await asyncio.gather(
+        overview.last_hour(federation.database), overview.owed(federation.database), queues.lines()
+    )
+    return hour, owed, lines, await examinations.last(_picture(owed, lines))
+
+
+def _picture(owed: Owed, lines: list[QueueLine]) -> tuple[frozenset[str], ...]:
+    """Return what a page says in words of the node, and the doctor, too: no number, which would always be another."""
+    return (
+        frozenset(state.value for state, number in owed.states.items() if number),
+        frozenset(line.name for line in lines if line.problem),
+        frozenset(line.name for line in lines if line.paused),
+        frozenset(line.name for line in lines if line.alive),
     )
 
 

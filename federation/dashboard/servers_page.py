@@ -9,6 +9,7 @@ from fastapi import Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from db import LinkState
+from federation.admin import overview
 from federation.admin.deliveries import holds
 from federation.admin.servers import servers
 from federation.admin.servers.backlog import backlog_of
@@ -71,9 +72,12 @@ def servers_part(federation: Federation) -> SitePart:
             )
         except ValueError:
             raise Refusal(400, "The list does not go on there.") from None
+        counted_at = await overview.counted_at(federation.database)
         chosen = {"link": link, "advice": advice}
         shown = {
             "listed": listed,
+            "counted_at": counted_at,
+            "stands": overview.is_old(counted_at),
             "judged": federation.settings.federation_analytics_out is not None,
             "link": link,
             "advice": advice,

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import Connection, Row, Text, bindparam, cast, delete, select, update
 from sqlmodel import col
 
-from db import AttemptOutcome, Database, DeliveryJob, DeliveryPayload, DeliveryState, HoldReason, among
+from db import Database, DeliveryJob, DeliveryPayload, DeliveryState, HoldReason, among
 from federation.base.cache import LoadingCache
 from federation.base.queues.job_data import FederationDeliveryJob
 from workers.metadata import decode_meta
@@ -124,18 +124,6 @@ def made_ready(connection: Connection, ids: Collection[str], now: datetime, *, r
     return [OwedRow(**{name: row._mapping[name] for name in names}, series=row.series + 1) for row in held]
 
 
-def fail_owed(
-    connection: Connection, target_url: str, *, server_url: str, code: str, error: str, now: datetime, but: str | None
-) -> int:
-    """Give up all deliveries that are owed to a target, but for that of the id `but`. Return how many there were.
-
-    Those that wait for them in their order are found by the next sweep. An attempt that is under way ends as one of a
-    delivery that is over; if it arrives after all, the row goes.
-    """
-    values = {"server": server_url, "target": target_url, "but": but or "", "at": now, "why": code, "told": error}
-    return connection.execute(_FAILED, values).rowcount
-
-
 def next_in_order(connection: Connection, places: Iterable[Place], now: datetime) -> list[OwedRow]:
     """Make the next delivery of each key ready whose oldest is over, unless something else holds it."""
     ids: list[str] = []
@@ -219,32 +207,6 @@ _GIVEN_UP = (
     .with_for_update()
 )
 _FORGOTTEN = delete(TABLE).where(among(TABLE.c.id, "rows"))
-_OWED_TO_TARGET = (
-    select(TABLE.c.id)
-    .where(
-        TABLE.c.server_url == bindparam("server"),
-        TABLE.c.target_url == bindparam("target"),
-        TABLE.c.state.in_(OPEN_STATES),
-        TABLE.c.id != bindparam("but"),
-    )
-    .order_by(TABLE.c.id)
-    .with_for_update()
-)
-_FAILED = (
-    update(TABLE)
-    .where(TABLE.c.id.in_(_OWED_TO_TARGET), TABLE.c.state.in_(OPEN_STATES))
-    .values(
-        state=DeliveryState.FAILED,
-        held_reason=None,
-        held_at=None,
-        next_attempt_at=None,
-        released_at=None,
-        settled_at=bindparam("at"),
-        outcome=AttemptOutcome.PERMANENT,
-        last_error=bindparam("told"),
-        error_code=bindparam("why"),
-    )
-)
 
 
 SHARED_TTL: Final = timedelta(seconds=30)

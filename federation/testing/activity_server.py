@@ -233,7 +233,7 @@ class ActivityServer(LocalServer):
         if answer.status != 200:
             advice = "does the application serve its actors, by `activitypub.asgi` or `respond`?"
             raise KeyRefused(f"{url} is answered with {answer.status}: {advice}")
-        shown = shown_by_owner(read_document(answer.body), {url}, key_id)
+        shown = shown_by_owner(read_document(answer.body), {url}, key_id, now=self._node.clock.now())
         if shown is None:
             raise KeyRefused(f"the document of {url} does not show the key {key_id}")
         return shown.pem

@@ -20,6 +20,7 @@ from federation.activitypub.key_documents import (
     shown_by_owner,
 )
 from federation.activitypub.keys import public_pem
+from federation.activitypub.multikeys import MOST_CHARACTERS, pem_of
 from federation.activitypub.posted import NoActivity, read_posted
 from federation.activitypub.remote_actors import recipient_of
 from federation.activitypub.replies import Wanted
@@ -73,7 +74,7 @@ def _signed(kind: SignatureKind) -> bytes:
 
 def _key_document(data: bytes) -> None:
     document = read_document(data)
-    shown = shown_by_owner(document, _ACTOR, _KEY)
+    shown = shown_by_owner(document, {_ACTOR}, _KEY, now=NOW)
     if shown is not None:
         public_key(shown.pem)
     assert is_on_origin(owner_named(document, _KEY), "https://b.example")
@@ -117,6 +118,13 @@ def _target(data: bytes) -> None:
         assert wanted.base in ("", "/ap")
 
 
+def _multikey(data: bytes) -> None:
+    pem = pem_of(text_of(data))
+    if pem is None:
+        raise KeyRefused
+    assert len(pem) < MOST_CHARACTERS
+
+
 _DOCUMENT: Final = json.dumps(
     {
         "id": _ACTOR,
@@ -126,13 +134,29 @@ _DOCUMENT: Final = json.dumps(
         "publicKey": {"id": _KEY, "owner": _ACTOR, "publicKeyPem": _PEM},
     }
 ).encode()
+_MULTIKEY: Final = "z6MkrJVnaZkeFzdQyMZu1cgjg7k1pZZ6pvBQ7XJPt4swbTQ2"
+_KEYS_AS_MULTIKEYS: Final = json.dumps(
+    {
+        "id": _ACTOR,
+        "assertionMethod": [
+            {
+                "id": _KEY,
+                "type": "Multikey",
+                "controller": _ACTOR,
+                "publicKeyMultibase": _MULTIKEY,
+                "expires": "2030-01-01",
+            }
+        ],
+    }
+).encode()
 
 ACTIVITY_READERS: Final = {
     "activity": Reader(_activity, (_BODY,), (NoActivity,)),
     "http signature": Reader(
         _signature, (_signed(SignatureKind.CAVAGE), _signed(SignatureKind.RFC9421)), (BadSignature,), costly=True
     ),
-    "key document": Reader(_key_document, (_DOCUMENT,), (KeyRefused,)),
+    "key document": Reader(_key_document, (_DOCUMENT, _KEYS_AS_MULTIKEYS), (KeyRefused,)),
+    "multikey": Reader(_multikey, (_MULTIKEY.encode(),), (KeyRefused,), costly=True),
     "public key": Reader(_public_key, (_PEM.encode(),), (KeyRefused,), costly=True),
     "actor": Reader(_actor, (_DOCUMENT,)),
     "redirect": Reader(_redirect, (b"https://a.example/inbox/", b"//a.example:443/x?y#z", b"inbox2")),

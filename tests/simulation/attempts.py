@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -11,6 +12,7 @@ from db import AttemptNote
 from federation.delivery.error_codes import STALLED
 from federation.delivery.rows import row_of_job
 from tests.peer import DISCOVER_PATH
+from tests.simulation.plan import GONE, NOT_FOUND
 from tests.simulation.records import Attempt, MishapKind, Past, Request, RowChange, moment_of
 from tests.simulation.story import moment
 from tests.simulation.world import World
@@ -25,6 +27,7 @@ _LOST: Final = (MishapKind.PROCESS, MishapKind.FROZEN, MishapKind.LOSS, MishapKi
 def attempts_agree(world: World, past: Past) -> Iterator[str]:
     """Each request has its attempt, each attempt its request, and each row counts and names those it had."""
     sent = _by_series(world)
+    inboxes = {owed.delivery_id: owed.inbox for owed in world.owed}
     for delivery, attempts in past.attempts.items():
         begun = {(each.series, each.sending): each.at for each in past.rows[delivery] if each.begins}
         yield from _numbers(world, delivery, begun)
@@ -42,7 +45,10 @@ def attempts_agree(world: World, past: Past) -> Iterator[str]:
                 yield f"{delivery} was sent to {request.server} at {moment(request.at)}, in series {series}: no attempt"
     for delivery, changes in past.rows.items():
         tried = {series for each, series in sent if each == delivery}
-        yield from _of_row(world, delivery, changes, past.attempts.get(delivery, ()), tried)
+        attempts = past.attempts.get(delivery, ())
+        yield from _of_row(world, delivery, changes, attempts, tried)
+        if changes[-1].state == "failed" and not _lost_its_inbox(past, changes[-1], inboxes.get(delivery)):
+            yield from _of_last(world, changes, attempts)
 
 
 def _by_series(world: World) -> dict[tuple[str, int], list[Request]]:
@@ -120,12 +126,30 @@ def _of_row(
         yield f"{delivery} began {dict(begun)} attempts by series, of which {dict(logged)} are in the log: {last.state}"
     if last.state == "gone" and sum(begun.values()) > sum(logged.values()):
         yield f"{delivery} began {dict(begun)} attempts by series, and is gone with {dict(logged)} in the log"
-    failures = [each for each in attempts if each.outcome != "delivered" and each.code != STALLED]
     noted = [each for each in attempts if each.note == AttemptNote.GIVEN_UP and each.code != "BLACKLISTED"]
     if noted and (last.state not in ("failed", "gone") or noted != attempts[-1:]):
         yield f"{delivery} has the attempts {noted} for its last, and is {last.state}"
-    by_itself = last.state == "failed" and last.code not in ("BLACKLISTED", STALLED)
-    if by_itself and failures and failures[-1].code != last.code:
-        yield f"{delivery} failed with {last.code}, and its last attempt with {failures[-1].code}"
-    if by_itself and not noted:
-        yield f"{delivery} failed with {last.code}, and none of its attempts says that it was the last"
+
+
+def _of_last(world: World, changes: Sequence[RowChange], attempts: Sequence[Attempt]) -> Iterator[str]:
+    """What was given up by an attempt of its own has its code, and that attempt says that it was the last."""
+    last = changes[-1]
+    if last.code in ("BLACKLISTED", STALLED) or world.in_trouble(changes[0].at, last.at + LEASE, MishapKind.DATABASE):
+        return
+    failures = [each for each in attempts if each.outcome != "delivered" and each.code != STALLED]
+    if failures and failures[-1].code != last.code:
+        yield f"{last.id} failed with {last.code}, and its last attempt with {failures[-1].code}"
+    if not any(each.note == AttemptNote.GIVEN_UP for each in attempts):
+        yield f"{last.id} failed with {last.code}, and none of its attempts says that it was the last"
+
+
+def _lost_its_inbox(past: Past, last: RowChange, inbox: str | None) -> bool:
+    """Whether it was given up because another delivery had just found out that the inbox is gone, or not there."""
+    return any(
+        each.status in (GONE, NOT_FOUND)
+        and each.job is not None
+        and row_of_job(each.job) != last.id
+        and last.at - 1 < (each.answered_at or math.inf) <= last.at
+        for each in past.requests.get(last.server, ())
+        if last.code == "INBOX_GONE" and last.server + each.path == inbox
+    )

@@ -97,11 +97,7 @@ class Arguments:
         try:
             return self.result.dump(result)
         except Misfit as misfit:
-            _LOG.warning(
-                "%s returned a %s, which its annotation does not allow",
-                self.function.__qualname__,
-                type(result).__name__,
-            )
+            _LOG.warning("%s returned a %s: %s", self.function.__qualname__, type(result).__name__, misfit)
             return misfit.dumped
         except (TypeError, ValueError) as error:
             raise UnrecoverableError(

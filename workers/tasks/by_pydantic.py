@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -20,10 +21,15 @@ _WAYS: Final[tuple[dict[str, Any], ...]] = ({"round_trip": True}, {"round_trip":
 
 @dataclass(frozen=True, slots=True)
 class ByPydantic:
-    """Values of one type, see `Codec`; `unordered` tells whether sets may be among them."""
+    """Values of one type, see `Codec`.
+
+    `unordered` tells whether sets may be among them, and `ambiguous` whether a text may stand for a value of another
+    type, which an annotation names: a union does so, while `Any` takes what JSON has.
+    """
 
     adapter: TypeAdapter[object]
     unordered: bool
+    ambiguous: bool
 
     @classmethod
     def of(cls, hint: Hint) -> Self:
@@ -34,7 +40,9 @@ class ByPydantic:
         """
         try:
             adapter: TypeAdapter[object] = TypeAdapter(hint)
-            return cls(adapter, _may_hold_sets(adapter.core_schema))
+            kinds = _kinds_in(adapter.core_schema)
+            unordered = not kinds.isdisjoint(("set", "frozenset", "any"))
+            return cls(adapter, unordered, ambiguous="union" in kinds and "any" not in kinds)
         except PydanticUserError as error:
             raise TypeError(f"pydantic cannot check {hint!r}: {error.message.splitlines()[0]}") from None
 
@@ -90,7 +98,8 @@ class ByPydantic:
             return f"what is stored of it would not be read again: {error}"
         if any(text == _MASK for text in _scalars(dumped)) and again != value:
             return "a secret in it would be stored as asterisks"
-        return None
+        kind = _read_as_text(value, again) if self.ambiguous else None
+        return None if kind is None else f"a {kind} in it would be read again as str, which its annotation allows, too"
 
 
 def _is_same(value: object, dumped: object) -> bool:
@@ -118,17 +127,34 @@ def _scalars(value: object) -> Iterable[object]:
             yield each
 
 
-def _may_hold_sets(schema: object) -> bool:
-    """Tell whether pydantic's schema of a type allows sets somewhere."""
-    inner = [schema]
+def _kinds_in(schema: object) -> AbstractSet[object]:
+    """Return the kinds of what pydantic's schema of a type has somewhere."""
+    inner, kinds = [schema], set[object]()
     for each in inner:  # which grows meanwhile
         if isinstance(each, Mapping):
-            if each.get("type") in ("set", "frozenset", "any"):
-                return True
+            if isinstance(kind := each.get("type"), str):
+                kinds.add(kind)
             inner += each.values()
         elif isinstance(each, list | tuple):
             inner += each
-    return False
+    return kinds
+
+
+def _read_as_text(value: object, again: object) -> str | None:
+    """Return the type of something in the value that is another text when it is read again; None if nothing is."""
+    pairs = [(value, again)]
+    for before, after in pairs:  # which grows meanwhile
+        if isinstance(after, str) and not isinstance(before, str) and before != after:
+            return type(before).__name__
+        if type(before) is not type(after):
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            pairs += ((each, after[key]) for key, each in before.items() if key in after)
+        elif isinstance(before, list | tuple) and isinstance(after, list | tuple):
+            pairs += zip(before, after, strict=False)
+        elif hasattr(before, "__dict__"):  # a model, or a dataclass
+            pairs.append((vars(before), vars(after)))
+    return None
 
 
 def _in_order(dumped: object, plain: object) -> object:

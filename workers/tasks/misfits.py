@@ -11,7 +11,7 @@ Hint: TypeAlias = Any
 class Misfit(ValueError):
     """A value is not what its annotation says; `dumped` is what was made of it nevertheless."""
 
-    def __init__(self, dumped: object, why: str = "it is not what its annotation says") -> None:
+    def __init__(self, dumped: object, why: str = "its annotation does not allow it") -> None:
         super().__init__(why)
         self.dumped = dumped
 

@@ -57,6 +57,7 @@ from db import Database, DeliveryJob, DeliveryState, HoldReason
 from federation.admin.deliveries.deliveries import Selection, count, is_in
 from federation.base.audit import Order, Record, recorded
 from federation.delivery.job_origins import DeliveryQueues
+from federation.delivery.ledger.attempt_log import ATTEMPT_UNDER_WAY, stalled_attempt, write_attempts
 from federation.delivery.outbox.ordering import lock_keys
 from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, next_in_order, places_of, release
 from workers import JobState
@@ -285,6 +286,7 @@ class BulkDeliveries:
             dialect = connection.dialect.name
             these = (_is_among(TABLE.c.id, [*jobs.values()], dialect), _is_among(_JOB, [*jobs], dialect))
             rows = connection.execute(gone.where(*these)).all()
+            write_attempts(connection, [stalled_attempt(row) for row in rows if row.sending is not None])
             release(connection, [row.payload_id for row in rows])
             record.add(connection, len(rows))
             return rows, next_in_order(connection, places_of(rows), datetime.now(UTC))
@@ -397,7 +399,7 @@ def _owed(row: Row[*tuple[Any, ...]]) -> OwedRow:
 _JOB: Final = func.coalesce(TABLE.c.job_id, TABLE.c.id)
 """The queue job that may act for a row."""
 _OWED: Final = tuple(TABLE.c[field.name] for field in fields(OwedRow))
-_DROPPED: Final = tuple(TABLE.c[name] for name in ("id", "job_id", "payload_id", "state", "server_url", "ordering_key"))
+_DROPPED: Final = tuple(TABLE.c[name] for name in ("job_id", "payload_id", "state", "ordering_key", *ATTEMPT_UNDER_WAY))
 _FRESH: Final[dict[str, Any]] = {
     "held_reason": None,
     "held_at": None,

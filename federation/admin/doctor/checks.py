@@ -134,7 +134,10 @@ async def writes(federation: Federation) -> Found:
     if lacking:
         return failure(f"the database's user may not {enumerated(lacking)}", "grant it that, or see DATABASE_URL")
     if problem := await write_problem(federation.database):
-        return failure(f"the database takes no writes: {problem}", "is it, or its file, read-only, or a standby?")
+        return failure(
+            f"the database takes no writes: {problem}",
+            "give it room on its disk, or us the right to write its file, or name the primary in DATABASE_URL",
+        )
     return ok("the database takes writes")
 
 

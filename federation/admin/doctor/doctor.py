@@ -121,7 +121,7 @@ async def _run(
         async with asyncio.timeout_at(until):
             found = await look(federation)
     except Unreachable as error:
-        found = failure(str(error), "start it, or mend the setting")
+        found = failure(str(error), "start it, or let us use it, or mend the setting")
     except LentSessionsError as error:
         found = failure(str(error), "mend DATABASE_URL")
     except StorageUnavailable as error:

@@ -60,6 +60,9 @@ LEARNED_LATE: Final = (
     *("request_bytes", "response_bytes", "note", "activity_id"),
 )
 
+ATTEMPT_UNDER_WAY: Final = ("id", "series", "job_name", "server_url", "sending", "last_attempted_at")
+"""What `stalled_attempt` needs of a delivery's row."""
+
 
 def stalled_attempt(row: Row[*tuple[Any, ...]], *, note: AttemptNote | None = None) -> AttemptRecord:
     """Return the attempt that was under way when its worker disappeared, as far as its delivery's row tells of it."""

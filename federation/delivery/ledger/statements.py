@@ -23,7 +23,7 @@ from db import AttemptNote, AttemptOutcome, DeliveryState, HoldReason, among
 from db.errors import is_outage
 from federation.delivery.error_codes import STALLED
 from federation.delivery.errors import EffectFailed
-from federation.delivery.ledger.attempt_log import AttemptRecord, stalled_attempt, write_attempts
+from federation.delivery.ledger.attempt_log import ATTEMPT_UNDER_WAY, AttemptRecord, stalled_attempt, write_attempts
 from federation.delivery.ledger.entries import (
     Abandoned,
     Begin,
@@ -34,7 +34,7 @@ from federation.delivery.ledger.entries import (
     NotBegun,
     Series,
 )
-from federation.delivery.rows import TABLE, OwedRow, forget_older, next_in_order, places_of, release
+from federation.delivery.rows import OPEN_STATES, TABLE, OwedRow, forget_older, next_in_order, places_of, release
 from federation.delivery.wire import Effect
 from federation.servers.link_rules import Hold
 
@@ -205,6 +205,20 @@ class Group:
         return {row.id: row for row in rows}
 
 
+def fail_owed(
+    connection: Connection, target_url: str, *, server_url: str, code: str, error: str, now: datetime, but: str | None
+) -> int:
+    """Give up all deliveries that are owed to a target, but for that of the id `but`. Return how many there were.
+
+    Those that wait for them in their order are found by the next sweep. An attempt that is under way, or has lost its
+    worker, is recorded as stalled, and as it ended if it ends: if it arrives after all, the row goes.
+    """
+    values = {"server": server_url, "target": target_url, "but": but or "", "at": now, "why": code, "told": error}
+    failed = connection.execute(_GIVEN_UP, values).all()
+    write_attempts(connection, [stalled_attempt(row) for row in failed if row.sending is not None])
+    return len(failed)
+
+
 def apply_effects(connection: Connection, entries: Mapping[int, Gone]) -> dict[int, object]:
     """Write what the acknowledgments change, all of one kind together.
 
@@ -358,8 +372,7 @@ _GONE = (
     delete(TABLE)
     .where(_ROWS)
     .returning(
-        *(TABLE.c[name] for name in ("payload_id", "server_url", "ordering_key", "ordering_position")),
-        *(TABLE.c[name] for name in ("id", "series", "job_name", "sending", "last_attempted_at")),
+        *(TABLE.c[name] for name in ("payload_id", "ordering_key", "ordering_position", *ATTEMPT_UNDER_WAY)),
         _HAS_OTHERS.label("has_others"),
     )
 )
@@ -394,4 +407,31 @@ _ENDED = (
         released_at=None,
         sending=None,
     )
+)
+_OWED_TO_TARGET = (
+    select(TABLE.c.id)
+    .where(
+        TABLE.c.server_url == bindparam("server"),
+        TABLE.c.target_url == bindparam("target"),
+        TABLE.c.state.in_(OPEN_STATES),
+        TABLE.c.id != bindparam("but"),
+    )
+    .order_by(TABLE.c.id)
+    .with_for_update()
+)
+_GIVEN_UP = (
+    update(TABLE)
+    .where(TABLE.c.id.in_(_OWED_TO_TARGET), TABLE.c.state.in_(OPEN_STATES))
+    .values(
+        state=DeliveryState.FAILED,
+        held_reason=None,
+        held_at=None,
+        next_attempt_at=None,
+        released_at=None,
+        settled_at=bindparam("at"),
+        outcome=AttemptOutcome.PERMANENT,
+        last_error=bindparam("told"),
+        error_code=bindparam("why"),
+    )
+    .returning(*(TABLE.c[name] for name in ATTEMPT_UNDER_WAY))
 )

@@ -18,6 +18,7 @@ from sqlmodel import col
 
 from db import ActivityActor, ActivityFollow, ActivityInbox, Database, FollowDirection, FollowState
 from federation.activitypub import follows
+from federation.activitypub.activities import PUBLIC, create
 from federation.activitypub.actors import found_by
 from federation.activitypub.follows import BUSY, LONGEST_BUSY, MOST_BACK, FollowHandlers, followers_of
 from federation.activitypub.handlers import FollowDecision, Handlers, IncomingActivity, NotTried
@@ -226,6 +227,24 @@ async def test_a_follow_to_an_inbox_that_cannot_be_spelt_gets_nothing(meeting: M
     meeting.shows(meeting.bob, endpoints={"sharedInbox": f"{meeting.server.url}/inbox/[public]"})
     await meeting.receives(meeting.follow())
     assert len(await meeting.answers()) == 1
+
+
+async def test_a_follower_whose_id_is_not_ascii_is_answered(meeting: Meeting) -> None:
+    """It is asked for, and sent to, by escapes; what its server compares with is its id as that writes it."""
+    actor = f"{meeting.server.url}/users/b\u00f6b"
+    shown = {"id": actor, "type": "Person", "inbox": f"{actor}/inbox"}
+    meeting.server.routes["/users/b%C3%B6b"] = respond(200, JSON, json.dumps(shown).encode())
+    follow = meeting.follow(by=actor)
+    await meeting.receives(follow, by=actor)
+    assert await meeting.answers() == [("Accept", follow["id"], f"{meeting.server.url}/users/b%C3%B6b/inbox")]
+    [text] = await meeting.sender.texts()
+    accept = json.loads(text.payload)
+    assert (accept["to"], accept["object"]) == ([actor], follow)
+    note = create({"id": f"{ALICE}/notes/1", "type": "Note", "attributedTo": ALICE, "to": [PUBLIC]})
+    async with meeting.sender.database.transaction() as session:
+        followers = await session.run_sync(followers_of, ALICE)
+    assert [each.id for each in followers] == [actor]
+    assert len((await meeting.sender.sent(note, *followers)).delivery_ids) == 1
 
 
 async def test_nobody_is_asked_about_a_follow_that_is_none_of_ours(meeting: Meeting) -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 from sqlmodel import col
 
-from db import ActivityInbox, Database, DeliveryJob, DeliveryState
+from db import ActivityInbox, Database, DeliveryAttempt, DeliveryJob, DeliveryState
 from federation.activitypub.inboxes import GoneInbox, Inboxes, InboxForgotten, gone_among, gone_since
 from workers.clock import ManualClock
 
@@ -204,6 +204,20 @@ async def test_what_is_owed_to_a_gone_inbox_fails(inboxes: Inboxes, database: Da
     async with database.read() as session:
         row = await session.get_one(DeliveryJob, "held")
     assert (row.held_reason, row.held_at, row.next_attempt_at, row.settled_at) == (None, None, None, clock.now())
+
+
+async def test_an_attempt_that_was_under_way_to_an_inbox_that_is_gone_is_on_record(
+    inboxes: Inboxes, database: Database, clock: ManualClock
+) -> None:
+    """Its worker may have died over it: nobody else would tell of it."""
+    began = clock.now()
+    await owe(database, clock, "under way", BOB, job_id="under way", sending=2, last_attempted_at=began, attempts=2)
+    clock.advance(timedelta(seconds=1))
+    await inboxes.gone(BOB, SERVER, delivery_id="finder")
+    async with database.read() as session:
+        (attempt,) = (await session.execute(select(DeliveryAttempt))).scalars()
+    assert (attempt.delivery_id, attempt.series, attempt.attempt) == ("under way", 0, 2)
+    assert (attempt.error_code, attempt.started_at, attempt.note) == ("STALLED", began, None)
 
 
 async def test_a_404_within_the_hour_is_not_written_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,7 @@ from federation.activitypub.key_documents import (
     KeyGone,
     KeyRefused,
     ShownKey,
+    is_same,
     owner_named,
     read_document,
     shown_by_owner,
@@ -29,6 +31,7 @@ from workers.clock import SystemClock
 URL: Final = "https://b.example/users/bob"
 KEY_ID: Final = f"{URL}#main-key"
 ALONE: Final = f"{URL}/main-key"
+NOW: Final = datetime(2026, 5, 1, tzinfo=UTC)
 KEY: Final = {"id": KEY_ID, "owner": URL, "publicKeyPem": "PEM"}
 
 
@@ -39,7 +42,7 @@ def actor(key: object, **members: object) -> dict[str, object]:
 def shown(document: Mapping[str, object], key_id: str = KEY_ID, own: Mapping[str, object] | None = None) -> str | None:
     """The text of the key, as the document at the actor's URL shows it."""
     first = None if own is None else read_document(json.dumps(own).encode())
-    found = shown_by_owner(read_document(json.dumps(document).encode()), {URL}, key_id, own=first)
+    found = shown_by_owner(read_document(json.dumps(document).encode()), {URL}, key_id, now=NOW, own=first)
     assert found is None or found == ShownKey(URL, found.pem)
     return None if found is None else found.pem
 
@@ -169,6 +172,28 @@ async def test_an_actor_with_a_fragment_has_the_keys_of_its_document(found: Foun
     owner = f"{found.bob.id}#this"
     found.server.routes[BOB] = shows(found.bob.document(id=owner, publicKey=found.bob.shown_key(owner=owner)))
     assert (await found.keys.key(found.bob.key_id)).owner == owner
+
+
+@pytest.mark.parametrize("name", ["/users/b%C3%B6b", "/users/b\u00f6b"])
+async def test_an_actor_whose_id_is_not_ascii_has_keys(found: Found, name: str) -> None:
+    """A header takes only ASCII, so the key is named by escapes, also where the document writes none."""
+    path, key_id = "/users/b%C3%B6b", f"{found.server.url}/users/b%C3%B6b#main-key"
+    actor = f"{found.server.url}/users/b\u00f6b"
+    key = found.bob.shown_key(id=f"{found.server.url}{name}#main-key", owner=actor)
+    found.server.routes[path] = shows({"id": actor, "type": "Person", "publicKey": key})
+    assert (await found.keys.key(key_id)).owner == actor
+
+
+def test_what_is_not_ascii_may_be_escaped() -> None:
+    """Where one asks for it by the same request. A fragment is none of that, but names another thing."""
+    told = "https://b\u00fccher.example/b\u00f6b"
+    assert is_same(told, "https://xn--bcher-kva.example/b%C3%B6b")
+    assert is_same(f"{told}#key", "https://xn--bcher-kva.example/b%C3%B6b#key")
+    for other in ("/b%C3%B6b/", "/b%c3%b6b2", "/b%F6b", "/bob", "/b%C3%B6b#key", "/B%C3%B6b"):
+        assert not is_same(told, f"https://xn--bcher-kva.example{other}")
+    for told in ("https://b\u00fccher.example:99999/", "b\u00f6b", "", "https://b\u00f6\ud800b.example/"):
+        assert not is_same(told, "https://xn--bcher-kva.example/b%C3%B6b")
+    assert not is_same("https://B.example/", "https://b.example/")
 
 
 async def test_a_tombstone_with_200_is_the_end_of_an_actor(found: Found) -> None:

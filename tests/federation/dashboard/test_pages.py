@@ -306,14 +306,32 @@ async def test_what_needs_somebody_is_examined_anew_after_a_pause(
     federation: Federation, acting: NodeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever looks again after a while does not read what is long over; the heading says how old it is."""
+    await owe(federation, "failed", state=DeliveryState.FAILED)
+    person = Person(acting.site.app)
+    assert ": 1 delivery given up" in await person.sees("/")
+    await owe(federation, "another", state=DeliveryState.FAILED)
+    page = await person.sees("/")
+    assert re.search(r'<h2>What needs somebody <span class="small soft">as of \d+ s ago</span></h2>', page)
+    assert ": 2 deliveries given up" not in page
+    monkeypatch.setattr(findings, "monotonic", lambda: monotonic() + 3_600)
+    assert ": 2 deliveries given up" in await person.sees("/")
+
+
+async def test_what_needs_somebody_agrees_with_what_is_above(
+    federation: Federation, acting: NodeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where something new is there, it is examined at once if the last time is not a moment ago; else it says so."""
+    monkeypatch.setattr(findings, "SHARE", 0)
     person = Person(acting.site.app)
     assert ": 1 delivery given up" not in await person.sees("/")
     await owe(federation, "failed", state=DeliveryState.FAILED)
     page = await person.sees("/")
-    assert re.search(r'<h2>What needs somebody <span class="small soft">as of \d+ s ago</span></h2>', page)
     assert ": 1 delivery given up" not in page
-    monkeypatch.setattr(findings, "monotonic", lambda: monotonic() + 3_600)
-    assert ": 1 delivery given up" in await person.sees("/")
+    assert re.search(r"as of \d+ s ago, before what is above</span></h2>", page)
+    monkeypatch.setattr(findings, "monotonic", lambda: monotonic() + findings.NEWS.total_seconds())
+    page = await person.sees("/")
+    assert ": 1 delivery given up" in page
+    assert "before what is above" not in page
 
 
 @pytest.mark.parametrize(
@@ -386,6 +404,10 @@ async def test_servers_are_sorted_filtered_and_paged(federation: Federation, act
     assert turned is not None
     assert urls(await person.sees(unescape(turned[1])))[0] == "https://s000.example"
     assert urls(await person.sees("/servers?link=on_hold")) == ["https://s009.example"]
+    assert re.search(r"were counted \d+ s ago\.</p>", page)
+    async with federation.database.transaction() as session:
+        await session.execute(update(DeliveryTotal).values(counted_at=now() - timedelta(minutes=7)))
+    assert re.search(r"were counted 7 min[\d s]* ago, and not since: see ", await person.sees("/servers"))
     await person.sees("/servers?sort=owed&after=nonsense", status=400)
     found = await person.client.get("/servers?url=s007.example")
     assert found.headers["location"] == "/server?url=s007.example"

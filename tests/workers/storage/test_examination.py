@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -13,12 +14,13 @@ from redis.asyncio import Redis
 from tests.servers import ValkeyProcess, valkey
 from workers import StorageError, Worker
 from workers.errors import ServerUnfit, StorageFull
-from workers.jobs import Claim
+from workers.jobs import Claim, Completed, JobState, SettleStatus
 from workers.storage.abilities import Severity
 from workers.storage.bull import BullStorage
 from workers.storage.bullmq import BullMQStorage
 from workers.storage.on_redis import examination
 from workers.storage.redis import RedisStorage
+from workers.storage.redis import storage as redis_storage
 from workers.testing.steps import PATIENCE, claim_one, enqueue, job, until
 
 OnRedis: TypeAlias = BullStorage | BullMQStorage | RedisStorage
@@ -195,3 +197,46 @@ async def test_bullmq_and_bull_say_that_they_are_full(server: Any, shared: Valke
         await server.config_set("maxmemory", "0")
         await enqueue(storage, job("a"))
         await storage.disconnect()
+
+
+@pytest.mark.parametrize("rights", ["no channels", "-publish", "-@pubsub"])
+async def test_a_user_who_may_not_publish_has_jobs_all_the_same(
+    kind: type[OnRedis],
+    server: Any,
+    shared: ValkeyProcess,
+    rights: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A new user of Redis 7 has no channels. An enqueue raised though the job was stored, and no worker had it.
+
+    Operators are told, as others then notice jobs later.
+    """
+    monkeypatch.setattr(redis_storage, "LOOK_SECONDS", 0.5)
+    channels, forbidden = ("resetchannels", "+@all") if rights == "no channels" else ("&*", rights)
+    user = f"user-{uuid.uuid4().hex}"
+    await server.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "+@all", channels, forbidden)
+    storage = kind(shared.url.replace("//", f"//{user}:secret@"), user)
+    told = [] if kind is BullMQStorage else [("warning", True)]
+    assert [(severity, "publish" in text) for severity, text in await faults(storage)] == told
+    assert len(caplog.records) == len(told)
+    await storage.connect()
+    await enqueue(storage, job("a"), job("b"))
+    await storage.cancel("b")
+    claim = await claim_one(storage)
+    [settled] = await storage.settle([Completed(claim=claim, result=b"1")])
+    assert settled.status is SettleStatus.APPLIED
+    await storage.pause()
+    await storage.resume()
+    worker = Worker(storage, {"*": do_nothing})
+    running = asyncio.create_task(worker.run())
+    await enqueue(storage, job("c"))
+    await until(lambda: _has_completed(storage, 2))
+    worker.stop()
+    await running
+    await storage.disconnect()
+    await server.execute_command("ACL", "DELUSER", user)
+
+
+async def _has_completed(storage: OnRedis, number: int) -> bool:
+    return (await storage.counts())[JobState.COMPLETED] == number

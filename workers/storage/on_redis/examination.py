@@ -58,6 +58,8 @@ class Examination:
     appends: bool | None = None
     """Whether it writes every change to a file."""
     snapshots: bool | None = None
+    publishes: bool | None = None
+    """Whether our user may publish on the channels of the queue that was asked for; None if that uses none."""
     clock_offset: float = 0.0
     """By how many seconds its clock is certainly ahead of ours; 0.0 if the two may agree."""
 
@@ -86,7 +88,8 @@ class Examination:
 
     def settings(self, *, allow_eviction: bool) -> list[ServerFault]:
         """Return what is wrong with how the server is set up."""
-        return [each for each in (self._eviction(allow_eviction), self._persistence()) if each is not None]
+        found = (self._eviction(allow_eviction), self._persistence(), self._channels())
+        return [each for each in found if each is not None]
 
     def _eviction(self, allowed: bool) -> ServerFault | None:
         if self.policy == "noeviction":
@@ -125,9 +128,22 @@ class Examination:
         text = "the Redis server does not tell whether it keeps jobs on disk"
         return ServerFault(severity=Severity.NOTE, found=text, advice="make sure that its appendonly is yes")
 
+    def _channels(self) -> ServerFault | None:
+        if self.publishes is not False:
+            return None
+        text = (
+            "the Redis server does not let our user publish on the queue's channels: workers find jobs, cancels and"
+            " results only as they look, seconds later"
+        )
+        advice = "allow it +publish, +subscribe and the channels, of which a new user has none (ACL SETUSER ... &*)"
+        return ServerFault(severity=Severity.WARNING, found=text, advice=advice)
 
-def read(replies: Sequence[Reply], *, asked: float, answered: float) -> Examination:
-    """Return what the replies to `QUESTIONS` say; asked and answered are the times of our clock before and after."""
+
+def read(replies: Sequence[Reply], *, asked: float, answered: float, published: Reply | None = None) -> Examination:
+    """Return what the replies to `QUESTIONS` say, and that to a message, if one was published.
+
+    asked and answered are the times of our clock before and after.
+    """
     clock, *infos, save = replies
     fields: dict[str, str] = {}
     for info in infos:
@@ -140,6 +156,7 @@ def read(replies: Sequence[Reply], *, asked: float, answered: float) -> Examinat
         used_memory=_whole(fields.get("used_memory")),
         appends=_flag(fields.get("aof_enabled")),
         snapshots=None if isinstance(save, StorageError) or len(save) != 2 else bool(save[1]),
+        publishes=None if published is None else not isinstance(published, StorageError),
         clock_offset=_offset(clock, asked, answered),
     )
 
@@ -217,15 +234,23 @@ class Lookout:
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
 
-    async def look(self, ask: Callable[[Sequence[Command]], Awaitable[list[Reply]]]) -> None:
-        """Ask the server, unless that was done a moment ago; one that does not answer is asked again next time."""
+    async def look(
+        self, ask: Callable[[Sequence[Command]], Awaitable[list[Reply]]], *, channel: bytes | None = None
+    ) -> None:
+        """Ask the server, unless that was done a moment ago; one that does not answer is asked again next time.
+
+        Something is published on the *channel*, to which nobody listens.
+        """
         clock = asyncio.get_running_loop().time
         async with self._looking:
             if clock() - self._looked_at < LOOK_SECONDS:
                 return
             asked = time.time()
             with suppress(StorageUnavailable):
-                self.seen = read(await ask(QUESTIONS), asked=asked, answered=time.time())
+                probe: list[Command] = [] if channel is None else [("PUBLISH", channel, "")]
+                replies = await ask([*QUESTIONS, *probe])
+                published = replies.pop() if probe else None
+                self.seen = read(replies, asked=asked, answered=time.time(), published=published)
                 self._looked_at = clock()
 
 
@@ -235,6 +260,8 @@ class Care:
 
     allow_eviction: bool = False
     """Whether the server may evict keys."""
+    channel: bytes | None = None
+    """One on which the storage could publish; None if it publishes nothing."""
     clients_clocks: bool = False
     """Whether clients' clocks count, so that a difference from the server's is told."""
 

@@ -191,7 +191,7 @@ class RedisServer:
         """Look at the server's settings and clock, unless that was done a moment ago, and log what is wrong."""
         if self._care is not None:
             lookout = self._opened().lookout
-            await lookout.look(self.run)
+            await lookout.look(self.run, channel=self._care.channel)
             self._care.tell(lookout.seen)
 
     @property

@@ -149,7 +149,8 @@ class RedisStorage(RedisReading, RedisDeclared):
             target, named = parse_url(target)
             queue = named if named and queue == DEFAULT_QUEUE else queue
         check_text("queue name", queue)
-        care, keys = Care(allow_eviction=allow_eviction), base(prefix, queue)
+        keys = base(prefix, queue)
+        care = Care(allow_eviction=allow_eviction, channel=keys + b":seen")
         server = RedisServer(target, timeout, base=keys, scripts=loaded_scripts, text=False, care=care)
         self._lua = RedisScripts(server, keys)
         super().__init__(queue, RedisSubscribers(self._lua), allow_eviction=allow_eviction)

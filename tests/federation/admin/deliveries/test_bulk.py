@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import select
 
-from db import DeliveryState, HoldReason
+from db import DeliveryAttempt, DeliveryJob, DeliveryState, HoldReason
 from federation.admin.deliveries.bulk import BulkDeliveries, Dropped, Retried
 from federation.admin.deliveries.deliveries import OPEN, Selection
 from federation.delivery.outbox.sweeper import OutboxSweeper
@@ -162,6 +163,20 @@ async def test_deliveries_of_later_series_are_dropped_with_their_jobs(desk: Desk
     assert set(await desk.rows()) == {ids[2]}
     assert await desk.states(f"{ids[2]}.1", f"{ids[3]}.1") == [JobState.PROCESSING, None]
     assert (await desk.queue.storage.renew([claim])).lost == {}
+
+
+@as_its_database
+async def test_an_attempt_whose_worker_died_is_on_record_when_its_delivery_is_dropped(
+    desk: Desk, bulk: BulkDeliveries
+) -> None:
+    (lost,) = await desk.owe(PEER)
+    async with desk.database.transaction() as session:
+        row = await session.get_one(DeliveryJob, lost)
+        row.sending, row.attempts, row.last_attempted_at = 1, 1, datetime.now(UTC)
+    assert await bulk.drop(EVERYTHING) == Dropped(dropped=1, busy=0)
+    async with desk.database.read() as session:
+        (attempt,) = (await session.execute(select(DeliveryAttempt))).scalars()
+    assert (attempt.delivery_id, attempt.attempt, attempt.error_code) == (lost, 1, "STALLED")
 
 
 @as_its_database

@@ -24,5 +24,5 @@ if ARGV[5] == '1' then
 else
   redis.call('DEL', META_PAUSED)
 end
-redis.call('PUBLISH', P .. 'paused', ARGV[5] == '1' and 'paused' or 'resumed')
+redis.pcall('PUBLISH', P .. 'paused', ARGV[5] == '1' and 'paused' or 'resumed')
 return 1

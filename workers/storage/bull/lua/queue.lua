@@ -89,7 +89,7 @@ local LINE = paused and PAUSED or WAIT
 
 local function request_cancel(id)
   tell(EVENT.cancel_requested, id)
-  redis.call('PUBLISH', P .. 'workers:cancels@' .. ARGV[1], id)
+  redis.pcall('PUBLISH', P .. 'workers:cancels@' .. ARGV[1], id)
 end
 
 -- Return JSON text that Node can parse as a part of more, or something else in its place.
@@ -108,7 +108,8 @@ end
 local listened = {}
 local function is_listened(channel)
   if listened[channel] == nil then
-    listened[channel] = redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 or redis.call('PUBSUB', 'NUMPAT') > 0
+    local found, patterns = redis.pcall('PUBSUB', 'NUMSUB', channel), redis.pcall('PUBSUB', 'NUMPAT')
+    listened[channel] = not found.err and (found[2] > 0 or patterns > 0) -- a user may not be allowed to ask (ACL)
   end
   return listened[channel]
 end
@@ -132,7 +133,7 @@ local function emit(name, id, extra)
   local job = '{"data":' .. json(found[1], 'null') .. ',"opts":{' .. head .. '"jobId":' .. cjson.encode(id)
     .. '},"progress":' .. numbers[3] .. ',"delay":' .. numbers[4] .. ',"timestamp":' .. numbers[5] .. ',"attempts":' .. numbers[6]
     .. ',"attemptsMade":' .. numbers[7] .. ',"stacktrace":' .. json(found[8], '[]') .. ',"returnvalue":' .. json(found[9], 'null') .. '}'
-  redis.call('PUBLISH', channel, '["' .. EMITTER .. '",' .. job .. (extra and ',' .. json(extra, 'null') or '') .. ']')
+  redis.pcall('PUBLISH', channel, '["' .. EMITTER .. '",' .. job .. (extra and ',' .. json(extra, 'null') or '') .. ']')
 end
 
 -- Steps that are done for a whole batch at the end.
@@ -173,11 +174,12 @@ end
 
 local function announce(ids)
   for _, id in ipairs(ids) do
-    redis.call('PUBLISH', P .. 'jobs', id)
+    redis.pcall('PUBLISH', P .. 'jobs', id)
   end
 end
 
--- The last step of every script that changes something.
+-- The last step of every script that changes something. A user who may not publish (ACL) has changed it all the same:
+-- others find that as they look, and `examination.py` tells of it.
 local function finish()
   for start = 1, #unlocked, AT_ONCE do
     redis.call('DEL', unpack(unlocked, start, math.min(start + AT_ONCE - 1, #unlocked)))
@@ -193,10 +195,10 @@ local function finish()
   announce(behind)
   announce(in_front)
   if next_delayed then
-    redis.call('PUBLISH', P .. 'delayed', string.format('%.17g', next_delayed / SCALE))
+    redis.pcall('PUBLISH', P .. 'delayed', string.format('%.17g', next_delayed / SCALE))
   end
   if #events > 0 then
-    redis.call('PUBLISH', P .. 'workers:events@' .. ARGV[1], cmsgpack.pack(events))
+    redis.pcall('PUBLISH', P .. 'workers:events@' .. ARGV[1], cmsgpack.pack(events))
   end
 end
 

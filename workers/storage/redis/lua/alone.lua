@@ -33,9 +33,9 @@ local function added_alone(id, name, key, priority, delay, version, rest)
   redis.call('HSET', META, 'place', string.format('%.0f', created))
   if (asleep[1] or asleep[2]) and not ARGV[3] then
     redis.call('HDEL', SLEEPERS, '*', name)
-    redis.call('PUBLISH', BASE .. ':wake@' .. ARGV[1], cmsgpack.pack({ name }))
+    redis.pcall('PUBLISH', BASE .. ':wake@' .. ARGV[1], cmsgpack.pack({ name }))
   end
-  redis.call('PUBLISH', BASE .. ':events@' .. ARGV[1], cmsgpack.pack({ 1, id }))
+  redis.pcall('PUBLISH', BASE .. ':events@' .. ARGV[1], cmsgpack.pack({ 1, id }))
   return true
 end
 

@@ -4,6 +4,6 @@ if ARGV[2] == '1' then
 else
   redis.call('HDEL', META, 'paused')
   redis.call('DEL', SLEEPERS)
-  redis.call('PUBLISH', BASE .. ':wake@' .. ARGV[1], cmsgpack.pack({}))
+  redis.pcall('PUBLISH', BASE .. ':wake@' .. ARGV[1], cmsgpack.pack({}))
 end
 return 1

@@ -224,7 +224,7 @@ local holding
 -- Tell the worker of the job to look.
 local function request_cancel(id)
   tell(EVENT.cancel_requested, id)
-  redis.call('PUBLISH', BASE .. ':cancels@' .. ARGV[1], id)
+  redis.pcall('PUBLISH', BASE .. ':cancels@' .. ARGV[1], id)
 end
 
 -- Delete what is to go, and write what has ended, in one call of each kind for a whole batch. A step that may meet such an
@@ -261,7 +261,8 @@ local function close()
   flush()
 end
 
--- The last step of every script that changes something.
+-- The last step of every script that changes something. A user who may not publish (ACL) has changed it all the same:
+-- others find that as they look, and `examination.py` tells of it.
 local function finish()
   close()
   if last_place then
@@ -269,7 +270,7 @@ local function finish()
   end
   if waking_all then
     redis.call('DEL', SLEEPERS)
-    redis.call('PUBLISH', BASE .. ':wake@' .. ARGV[1], cmsgpack.pack({}))
+    redis.pcall('PUBLISH', BASE .. ':wake@' .. ARGV[1], cmsgpack.pack({}))
   elseif waking then
     -- Sleepers stay noted until somebody wakes them; then they look, and note themselves again before they sleep on.
     local names = {}
@@ -277,11 +278,11 @@ local function finish()
       names[#names + 1] = name
     end
     if redis.call('HDEL', SLEEPERS, '*', unpack(names, 1, math.min(#names, AT_ONCE))) > 0 then
-      redis.call('PUBLISH', BASE .. ':wake@' .. ARGV[1], cmsgpack.pack(names))
+      redis.pcall('PUBLISH', BASE .. ':wake@' .. ARGV[1], cmsgpack.pack(names))
     end
   end
   if #events > 0 then
-    redis.call('PUBLISH', BASE .. ':events@' .. ARGV[1], cmsgpack.pack(events))
+    redis.pcall('PUBLISH', BASE .. ':events@' .. ARGV[1], cmsgpack.pack(events))
   end
 end
 
