@@ -48,25 +48,25 @@ class _NodesMarks:
     """Where this process's node marks keys that its queues cannot keep; it is not looked for before there is one."""
 
     async def get(self, key: Key) -> bytes | None:
-        return await self._store().get(key)
+        return await (await self._store()).get(key)
 
     async def set(self, key: Key, value: bytes, *, ttl: timedelta) -> None:
-        await self._store().set(key, value, ttl=ttl)
+        await (await self._store()).set(key, value, ttl=ttl)
 
     async def set_if_absent(self, key: Key, value: bytes, *, ttl: timedelta) -> bytes | None:
-        return await self._store().set_if_absent(key, value, ttl=ttl)
+        return await (await self._store()).set_if_absent(key, value, ttl=ttl)
 
     async def compare_and_set(self, key: Key, expected: bytes, value: bytes, *, ttl: timedelta) -> bool:
-        return await self._store().compare_and_set(key, expected, value, ttl=ttl)
+        return await (await self._store()).compare_and_set(key, expected, value, ttl=ttl)
 
     async def compare_and_delete(self, key: Key, expected: bytes) -> bool:
-        return await self._store().compare_and_delete(key, expected)
+        return await (await self._store()).compare_and_delete(key, expected)
 
-    def _store(self) -> ConditionalKvStore:
+    async def _store(self) -> ConditionalKvStore:
         marks = get_federation().task_keys
         if marks is None:
             raise TypeError("a deduplication key needs queues that keep it, or BullMQ's or Bull's Redis; leave it out")
-        return marks
+        return await marks.store()
 
 
 _TASKS: Final = Tasks(_NodesQueue(), _NodesMarks(), deduplication_fallback="closed")

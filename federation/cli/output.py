@@ -6,6 +6,7 @@ escapes; see `federation.base.terminal.show_escapes`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,9 +14,9 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -42,8 +43,6 @@ Paint: TypeAlias = Callable[[str, str, str], str]
 
 def print_json(value: object) -> None:
     """Print *value* on stdout as one JSON document: days and times in ISO 8601, durations in seconds."""
-    from workers.jsonable import jsonable
-
     typer.echo(escaped_json(json.dumps(jsonable(value), ensure_ascii=False, indent=2)), file=sys.stdout)
 
 
@@ -207,3 +206,23 @@ def progress(total: int, what: str) -> Iterator[Bar]:
                 bars.advance(task, more)
 
         yield ShownBar()
+
+
+def jsonable(value: object) -> object:
+    """Return the value as JSON has it: days and times in ISO 8601, durations in seconds, a dataclass as an object."""
+    match value:
+        case datetime():
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case date():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Enum():
+            return value.value
+        case Mapping():
+            return {str(jsonable(key)): jsonable(each) for key, each in value.items()}
+        case list() | tuple():
+            return [jsonable(each) for each in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value

@@ -12,7 +12,7 @@ import typer
 
 from federation.base.terminal import escaped_json
 from federation.cli.options import AsJson
-from federation.cli.output import shown
+from federation.cli.output import jsonable, shown
 from federation.cli.session import with_node
 
 if TYPE_CHECKING:
@@ -111,8 +111,6 @@ def _show_all(
 
 
 def _show_json(attempt: LoggedAttempt) -> None:
-    from workers.jsonable import jsonable
-
     typer.echo(escaped_json(json.dumps(jsonable(attempt), ensure_ascii=False)), file=sys.stdout)
 
 

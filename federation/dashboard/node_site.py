@@ -16,7 +16,7 @@ from db.errors import is_outage, local_cause
 from federation.admin.queues import all_queues
 from federation.base.audit import Order, noted
 from federation.base.errors import ConfigurationError, Unreachable
-from federation.dashboard import activity_page, blacklist_page, delivery_calls, received_page, servers_page
+from federation.dashboard import activity_pages, blacklist_page, delivery_calls, servers_page
 from federation.dashboard.actions_page import actions_part
 from federation.dashboard.analytics_page import analytics_part
 from federation.dashboard.blacklist_page import blacklist_part
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from federation.runtime.composition import Federation
 
 TEMPLATES: Final = "federation.dashboard"
-CALLS: Final = (servers_page, delivery_calls, activity_page, received_page, blacklist_page)
+CALLS: Final = (servers_page, delivery_calls, activity_pages, blacklist_page)
 
 
 class NodeSite:
@@ -94,8 +94,8 @@ class NodeSite:
             server_part(federation),
             delivery_part(federation, shows_texts=self._shows_texts),
             texts_part(federation) if self._shows_texts else SitePart(),
-            activity_page.activity_part(federation),
-            received_page.received_part(federation),
+            activity_pages.activity_part(federation),
+            activity_pages.received_part(federation),
             bulk_part(federation),
             live_part(federation),
             queue_part(queues, command=_queue_command, of_crons=_cron_command),

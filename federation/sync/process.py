@@ -8,7 +8,7 @@ from typing import TypeAlias
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from db.plain import PlainDatabase
+from db.session import PlainDatabase
 from federation.delivery.outbox.sync import PlainOutbox
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import background_node, close_background_node

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from db import Database, engines, silence
 from db.engines import migration_engine, reading_engine, writing_engine
 from db.errors import is_outage
-from db.plain import PlainDatabase
+from db.session import PlainDatabase
 from db.silence import PlainConnection, ServerSilent, TaskConnection
 from db.url import parse_url
 from tests.patience import PATIENCE_SECONDS

@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import timedelta
 from enum import StrEnum
 from typing import Final, TypeAlias, cast
@@ -22,7 +22,7 @@ from typing import Final, TypeAlias, cast
 from workers.errors import StorageUnavailable
 from workers.storage.abilities import ExchangesJobs, KeepsCrons, KeepsLimits, TakesLeave
 from workers.storage.base import Storage
-from workers.testing.stand_in import StandIn
+from workers.testing.stand_in import Method, StandIn
 
 Call: TypeAlias = Callable[[], Awaitable[object]]
 Around: TypeAlias = Callable[[str, Call], Awaitable[object]]
@@ -113,15 +113,10 @@ class _Wrapped(StandIn):
         super().__init__(storage)
         self._around = around
 
-    def __getattr__(self, verb: str) -> object:
-        member = super().__getattr__(verb)
-        if not inspect.iscoroutinefunction(member):
-            return member
-
-        async def call(*args: object, **options: object) -> object:
-            return await self._around(verb, lambda: member(*args, **options))
-
-        return call
+    async def _through(
+        self, verb: str, method: Method, args: tuple[object, ...], options: Mapping[str, object]
+    ) -> object:
+        return await self._around(verb, lambda: method(*args, **options))
 
 
 def counting(storage: Storage, *, ended: bool = False) -> tuple[Storage, Counter[str]]:

@@ -6,8 +6,7 @@ Each id that a case chooses stands for one from the storage's `next_id`, in what
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar, cast
@@ -33,7 +32,7 @@ from workers.jobs import (
     Settlement,
 )
 from workers.storage.base import Storage, Subscription
-from workers.testing.stand_in import StandIn
+from workers.testing.stand_in import Method, StandIn
 
 T = TypeVar("T")
 
@@ -100,17 +99,12 @@ class _Numbered(StandIn):
         super().__init__(storage)
         self._ids = ids
 
-    def __getattr__(self, verb: str) -> object:
-        member = super().__getattr__(verb)
-        if not inspect.iscoroutinefunction(member):
-            return member
-
-        async def call(*args: object, **options: object) -> object:
-            if args and verb in _NAMES_JOBS:
-                args = (await self._inside(args[0]), *args[1:])
-            return _renamed(await member(*args, **options), self._ids.chosen)
-
-        return call
+    async def _through(
+        self, verb: str, method: Method, args: tuple[object, ...], options: Mapping[str, object]
+    ) -> object:
+        if args and verb in _NAMES_JOBS:
+            args = (await self._inside(args[0]), *args[1:])
+        return _renamed(await method(*args, **options), self._ids.chosen)
 
     def events(self) -> AbstractAsyncContextManager[Subscription]:
         return self._heard(self._storage.events)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Self, cast
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Self, TypeAlias, cast
 
 from workers.storage.base import Storage
 
+Method: TypeAlias = Callable[..., Awaitable[object]]
+
 
 class StandIn:
-    """A storage that hands on what it is not to do in another way: subclasses define that.
+    """A storage that hands on what it is not to do in another way: what is awaited goes `_through` subclasses.
 
     It says that it is of the class of the storage behind it, because `isinstance` decides which abilities the core uses
     (`workers.storage.abilities`), and from Python 3.12 on it does not see what only `__getattr__` finds.
@@ -21,5 +25,18 @@ class StandIn:
     def __class__(self) -> type[Self]:
         return cast("type[Self]", type(self._storage))
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._storage, name)
+    def __getattr__(self, verb: str) -> object:
+        member: object = getattr(self._storage, verb)
+        if not inspect.iscoroutinefunction(member):
+            return member
+
+        async def call(*args: object, **options: object) -> object:
+            return await self._through(verb, member, args, options)
+
+        return call
+
+    async def _through(
+        self, verb: str, method: Method, args: tuple[object, ...], options: Mapping[str, object]
+    ) -> object:
+        """Call the storage's method of that name in the subclass's way."""
+        raise NotImplementedError

@@ -17,8 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from db.migrations.blacklist import extend_blacklist
-from db.migrations.original import create_original
+from db.migrations.original import create_original, extend_blacklist
 
 revision = "0100"
 down_revision = None

@@ -104,8 +104,8 @@ async def test_bullmq_where_servers_stand_in_for_each_other(
         added = await queue.raw.add("n", {"a": 1}, {})
         assert (await queue.get_status(added.id)) is not None
         assert federation.task_keys is not None
-        assert await federation.task_keys.set_if_absent(("a",), b"1", ttl=timedelta(seconds=30)) is None
-        assert await federation.task_keys.get(("a",)) == b"1"
+        assert await (await federation.task_keys.store()).set_if_absent(("a",), b"1", ttl=timedelta(seconds=30)) is None
+        assert await (await federation.task_keys.store()).get(("a",)) == b"1"
         assert (federation.redis is None) == ("cluster" in url)
         await queue.stop()
         await federation.close()

@@ -7,8 +7,9 @@ Node ignores: the hash fields `workers:settled`, `workers:uncounted`, `workers:c
 `<prefix>:<queue>:workers:seen` (when each worker was last seen) and `<prefix>:<queue>:workers:cancel-requests` (a
 stream for workers), each for an hour;
 `<prefix>:<queue>:workers:cancelled` (which of the failed jobs are cancelled ones), as long as their records last;
-`<prefix>:<queue>:workers:removed-crons` and `<prefix>:<queue>:workers:limits` (see `crons` and `limits`); and what was
-set aside, until `repair`, in `<prefix>:<queue>:workers:quarantine` and `<prefix>:<queue>:workers:quarantine:<id>`.
+`<prefix>:<queue>:workers:removed-crons` and `<prefix>:<queue>:workers:limits` (see `crons` and `BullMQLimits`); and
+what was set aside, until `repair`, in `<prefix>:<queue>:workers:quarantine` and
+`<prefix>:<queue>:workers:quarantine:<id>`.
 
 A cancelled job is a failed one to BullMQ, with the time of its cancel in `workers:stopped`. It is cancelled as long as
 that is when BullMQ says that it ended, which a retry by Node takes away.
@@ -20,7 +21,7 @@ of other producers read as they are, numbers too; see `encode_id` for ours.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -48,19 +49,20 @@ from workers.jobs import (
     Settlement,
     SettleOutcome,
 )
+from workers.limits import WHOLE_QUEUE, HeldBack, Limit, check_limits, read_rate
 from workers.storage.abilities import Exchange, ServerFault
 from workers.storage.base import Capabilities
 from workers.storage.bullmq.access import Library, QueueAccess
 from workers.storage.bullmq.claims import Claims, JobLogs
 from workers.storage.bullmq.codec import bullmq_job
 from workers.storage.bullmq.flows import ChildrenReader, Flows
+from workers.storage.bullmq.inspect import BullMQReading
 from workers.storage.bullmq.jobs import Jobs
-from workers.storage.bullmq.limits import BullMQLimits
 from workers.storage.bullmq.listener import StreamListener
 from workers.storage.bullmq.processor import as_processor
 from workers.storage.bullmq.quarantine import BullMQQuarantine
 from workers.storage.bullmq.schedulers import BullMQCrons
-from workers.storage.bullmq.scripts import BullMQScripts
+from workers.storage.bullmq.scripts import LIMITS, BullMQScripts
 from workers.storage.bullmq.server import (
     METRICS_PARAMETER,
     STALLS_PARAMETER,
@@ -72,6 +74,7 @@ from workers.storage.bullmq.server import (
 )
 from workers.storage.bullmq.waiting import Presence, Waiter
 from workers.storage.on_redis.examination import Care, take_eviction
+from workers.storage.on_redis.node_values import moment, number, to_ms, whole
 from workers.storage.rules import (
     check_claim,
     check_fits_redis,
@@ -89,6 +92,79 @@ FOREIGN_STALLS: Final = 1
 MOST_STALLS: Final = 1_000_000
 MOST_METRICS: Final = 527_040
 """Minutes of a year: a script of BullMQ adds what is missing since the last one in one go."""
+_LIMIT_FIELDS: Final = ("concurrency", "max", "duration")
+_UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+
+
+class BullMQLimits(BullMQReading):
+    """The part of a BullMQ storage that limits the queue, by a global concurrency and a global rate, in its `meta`.
+
+    BullMQ's rate counts in windows: as many jobs as it says may start at once, and the next when its time is over. So a
+    rate has a `burst` of its count, and no other. BullMQ limits neither names nor keys.
+    """
+
+    def refuse_limits(self, limits: Mapping[str, Limit]) -> None:
+        for name, limit in limits.items():
+            if name != WHOLE_QUEUE:
+                raise Unsupported(f"limit {name!r}: BullMQ limits only a whole queue, which is called {WHOLE_QUEUE!r}")
+            if limit.rate is not None and limit.capacity != read_rate(limit.rate)[0]:
+                raise Unsupported(
+                    f"limit {name!r}: BullMQ lets as many jobs start at once as the rate has; leave `burst` out"
+                )
+
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        """See `KeepsLimits.declare_limits`. What another program limited stays, unless this says more."""
+        check_limits(limits)
+        self.refuse_limits(limits)
+        for limit in limits.values():
+            rate = None if limit.rate is None else read_rate(limit.rate)
+            counts = None if rate is None else (rate[0], to_ms(rate[1]))
+            await self._queue.ask([self._lua.declare_limits(limit.version, limit.concurrency, counts)])
+
+    async def declared_limits(self) -> dict[str, Limit]:
+        """See `KeepsLimits.declared_limits`; the limit may be another program's, of version 0."""
+        (concurrency, most, duration), version = await self._queue.ask(
+            [("HMGET", self._lua["meta"], *_LIMIT_FIELDS), ("HGET", self._lua[LIMITS], "version")]
+        )
+        limit = Limit(_rate(most, duration), concurrency=whole(concurrency) or None, version=whole(version))
+        return {} if limit == Limit(version=limit.version) else {WHOLE_QUEUE: limit}
+
+    async def remove_limit(self, name: str) -> bool:
+        """See `KeepsLimits.remove_limit`; whoever declared it."""
+        if name != WHOLE_QUEUE:
+            return False
+        gone, _, _ = await self._queue.ask(
+            [("HDEL", self._lua["meta"], *_LIMIT_FIELDS), ("DEL", self._lua[LIMITS]), self._lua.mark()]
+        )
+        return bool(gone)
+
+    async def held_back(self, ids: Sequence[str]) -> list[HeldBack | None]:
+        statuses = await self.status(ids)
+        (concurrency, most), active, started, left_ms = await self._queue.ask(
+            [
+                ("HMGET", self._lua["meta"], "concurrency", "max"),
+                ("LLEN", self._lua["active"]),
+                ("GET", self._lua["limiter"]),
+                ("PTTL", self._lua["limiter"]),
+            ]
+        )
+        held = None
+        if most is not None and left_ms > 0 and whole(started) >= whole(most):
+            held = HeldBack(WHOLE_QUEUE, "", moment(self._queue.server_ms() + left_ms))
+        elif concurrency is not None and active >= whole(concurrency):
+            held = HeldBack(WHOLE_QUEUE, "", None)
+        return [held if one is not None and one.state is JobState.QUEUED else None for one in statuses]
+
+
+def _rate(most: object, duration: object) -> str | None:
+    """Return the rate in the words of `Limit`; None if there is none, or no words for it."""
+    count, per_ms = number(most), whole(duration)
+    for unit, length in _UNITS.items() if count and per_ms else ():
+        if per_ms % length == 0:
+            units = "" if per_ms == length else per_ms // length
+            with suppress(ValueError):
+                return Limit(f"{count}/{units}{unit}").rate
+    return None
 
 
 class BullMQStorage(BullMQLimits, BullMQCrons):

@@ -41,9 +41,8 @@ from workers.limits import fair_key_of, limit_key_of, ordering_key_of
 from workers.metadata import read_meta
 from workers.retention import told_with_the_end
 from workers.retry import RetryPolicy
-from workers.storage.file.crons import CronReplaced, read_cron
+from workers.storage.file.declared import BucketChanged, CronReplaced, LimitDeclared, read_bucket, read_cron, read_limit
 from workers.storage.file.frames import Entry, Frame
-from workers.storage.file.limits import BucketChanged, LimitDeclared, read_bucket, read_limit
 from workers.storage.file.values import (
     MICROSECOND,
     duration_of,

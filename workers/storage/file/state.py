@@ -24,9 +24,15 @@ from workers.storage.file.codec import (
     queue_entry,
     worker_entry,
 )
-from workers.storage.file.crons import CronReplaced, cron_entry
+from workers.storage.file.declared import (
+    BucketChanged,
+    CronReplaced,
+    LimitDeclared,
+    bucket_entry,
+    cron_entry,
+    limit_entry,
+)
 from workers.storage.file.frames import Entry
-from workers.storage.file.limits import BucketChanged, LimitDeclared, bucket_entry, limit_entry
 from workers.storage.file.table import Changes, FileTable
 from workers.storage.file.waits import (
     OutcomeLearned,

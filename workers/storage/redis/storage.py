@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import timedelta
@@ -55,6 +55,7 @@ from workers.jobs import (
     EnqueueResult,
     ErrorInfo,
     Failed,
+    JobEventKind,
     JobState,
     NewJob,
     PartlySettled,
@@ -70,7 +71,7 @@ from workers.storage.base import ANY_NAME, Capabilities
 from workers.storage.on_redis import quarantine
 from workers.storage.on_redis.batches import AT_ONCE, in_steps, portions
 from workers.storage.on_redis.examination import Care, take_eviction
-from workers.storage.on_redis.messages import STATES, duration, pack, unpack
+from workers.storage.on_redis.messages import KINDS, STATES, duration, end_kind, pack, unpack
 from workers.storage.on_redis.quarantine import text
 from workers.storage.on_redis.server import RedisServer, parse_url
 from workers.storage.on_redis.storage import (
@@ -80,13 +81,13 @@ from workers.storage.on_redis.storage import (
     cancel_result,
     outcomes_of_codes,
 )
+from workers.storage.on_redis.subscribers import ChannelSubscribers
 from workers.storage.on_redis.wire import Reply
-from workers.storage.redis import codec
-from workers.storage.redis.codec import decode_new_job
+from workers.storage.redis import codec, inspect
+from workers.storage.redis.codec import bytes_of, decode_new_job, text_of
 from workers.storage.redis.declared import RedisDeclared
 from workers.storage.redis.inspect import RedisReading
 from workers.storage.redis.scripts import RedisScripts, base, loaded_scripts
-from workers.storage.redis.subscribers import RedisSubscribers
 from workers.storage.rules import (
     WORKER_RECORD,
     bounded_count,
@@ -98,7 +99,7 @@ from workers.storage.rules import (
     unfit_for_redis,
     weight,
 )
-from workers.storage.subscribers import HeldWakes
+from workers.storage.subscribers import HeldWakes, Told
 
 DEFAULT_QUEUE: Final = "default"
 
@@ -384,3 +385,45 @@ class RedisQuarantine(quarantine.Quarantine):
             return decode_new_job(job_id, record) if record else None
         except (ValueError, OverflowError, struct.error):  # not all of it is ours
             return None
+
+
+RESULT: Final = 9
+"""Stands in the place of an event in front of the end that it is the result of; `lua/queue.lua` has the same."""
+
+
+class RedisSubscribers(ChannelSubscribers):
+    """The wake-ups and events of one queue."""
+
+    def __init__(self, queue: RedisScripts) -> None:
+        super().__init__(queue.server, repr(queue.base))
+        self._queue = queue
+
+    @property
+    def wake_channels(self) -> tuple[bytes, ...]:
+        return self._queue.channels[:1]
+
+    @property
+    def event_channels(self) -> tuple[bytes, ...]:
+        return self._queue.channels[1:2]
+
+    @property
+    def cancel_channel(self) -> bytes:
+        return self._queue.channels[2]
+
+    def read_names(self, body: bytes) -> Collection[bytes]:
+        names: Collection[bytes] = unpack(body)
+        return names
+
+    def read_events(self, channel: bytes, body: bytes) -> Iterable[Told]:
+        events, result = unpack(body), None
+        for kind, about in zip(events[::2], events[1::2], strict=True):
+            if kind in KINDS:
+                yield KINDS[kind], text_of(about), result
+            result = about if kind == RESULT else None
+
+    def read_id(self, body: bytes) -> str:
+        return text_of(body)
+
+    async def ends(self, ids: Sequence[str]) -> Sequence[JobEventKind | None]:
+        found = await inspect.ends(self._queue, [bytes_of(job_id) for job_id in ids])
+        return [end_kind(end[0]) if end else None for end in found]

@@ -14,9 +14,8 @@ from pathlib import Path
 from tests import warm
 from workers.storage.file import FileStorage
 from workers.storage.file.codec import Change, WorkerSeen, decode
-from workers.storage.file.crons import CronReplaced
+from workers.storage.file.declared import BucketChanged, CronReplaced, LimitDeclared
 from workers.storage.file.frames import Frame
-from workers.storage.file.limits import BucketChanged, LimitDeclared
 from workers.storage.file.state import FileState
 from workers.storage.file.waits import OutcomeLearned
 from workers.testing.steps import PATIENCE

@@ -1,4 +1,4 @@
-"""The entries of a journal about limits and their buckets: `codec` has their format."""
+"""The entries of a journal about what is declared, limits and crons, and about buckets: `codec` has their format."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from workers.jobs import CronRow
 from workers.limits import Limit
 from workers.storage.file.frames import Entry
 from workers.storage.file.values import integer_of, number_of, optional_integer_of, optional_text_of, text_of, time_of
@@ -51,3 +52,24 @@ def read_limit(values: Iterator[object]) -> LimitDeclared:
 
 def read_bucket(values: Iterator[object]) -> BucketChanged:
     return BucketChanged(key=text_of(next(values)), full_at=time_of(next(values, None)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CronReplaced:
+    """The row of a cron, in the place of the one before it."""
+
+    row: CronRow
+
+
+def cron_entry(row: CronRow) -> Entry:
+    return ("c", row.name, row.revision, number_of(row.due), row.body)
+
+
+def read_cron(values: Iterator[object]) -> CronReplaced:
+    row = CronRow(
+        name=text_of(next(values)),
+        revision=integer_of(next(values)),
+        due=time_of(next(values)),
+        body=text_of(next(values)),
+    )
+    return CronReplaced(row=row)
