@@ -36,7 +36,7 @@ from federation.activitypub.handlers import (
 )
 from federation.activitypub.inboxes import Inboxes
 from federation.activitypub.outbound import Recipient, Senders
-from federation.activitypub.remote_actors import RemoteActors
+from federation.activitypub.remote_actors import RemoteActors, recipient_in
 from federation.base.cache import LoadingCache
 from federation.delivery.outbox.outbox import Outbox
 from federation.protocol.urls import origin_of
@@ -71,7 +71,7 @@ _STATES: Final = {
 
 
 class FollowHandlers:
-    """What this node does with Follow, Accept, the Undo of either, Reject, Block, and the Delete of an actor."""
+    """What this node does with Follow, Accept, the Undo of either, Reject, Block, and Update and Delete of an actor."""
 
     def __init__(
         self,
@@ -116,7 +116,10 @@ class FollowHandlers:
             return None
         if not await self._database.rows(_OURS, {"actor": followed}):
             return None
-        recipient = await self._shown(activity.actor)
+        return self._reached(await self._shown(activity.actor))
+
+    def _reached(self, recipient: Recipient | None) -> Recipient | None:
+        """Return a recipient with the inboxes that can be sent to; None if his own cannot."""
         if recipient is None:
             return None
         alone = replace(recipient, shared_inbox=None)
@@ -161,6 +164,15 @@ class FollowHandlers:
             await session.run_sync(_told, activity.actor, following, FollowState.REJECTED, self._clock.now())
         if _ends_its_actor(activity):
             await session.execute(_ENDED, {"remote": activity.actor})
+        if (renewed := self._renewed(activity)) is not None:
+            inboxes = {"new_inbox": renewed.inbox, "new_shared_inbox": renewed.shared_inbox}
+            await session.execute(_MOVED, {"remote": renewed.id, **inboxes})
+
+    def _renewed(self, activity: IncomingActivity) -> Recipient | None:
+        """Return the actor with his inboxes as an Update of himself shows them."""
+        if "Update" not in activity.types or not isinstance(activity.object, Mapping):
+            return None
+        return self._reached(recipient_in(activity.object, activity.actor))
 
     async def _asked(self, session: AsyncSession, activity: IncomingActivity, follower: Recipient) -> None:
         """Note that somebody wants to follow, and answer. Who may follow already is told so again."""
@@ -374,6 +386,11 @@ _RENEWED: Final = (
     .values(
         state=bindparam("into"), **{name: bindparam(f"new_{name}") for name in ("inbox", "shared_inbox", "follow_id")}
     )
+)
+_MOVED: Final = (
+    update(_TABLE)
+    .where(_TABLE.c.remote_actor == bindparam("remote"))
+    .values(**{name: bindparam(f"new_{name}") for name in ("inbox", "shared_inbox")})
 )
 _SAID: Final = update(_TABLE).where(*_IS_PAIR).values(state=bindparam("into"), since=bindparam("at"))
 _OWN_ASKED: Final = (

@@ -87,7 +87,12 @@ def recipient_of(body: bytes, actor: str) -> Recipient | None:
         document: Any = parse_json(body, limit=MOST_BYTES)
     except ProtocolError:
         return None
-    if not isinstance(document, dict) or document.get("id") != actor:
+    return recipient_in(document, actor) if isinstance(document, dict) else None
+
+
+def recipient_in(document: Mapping[str, Any], actor: str) -> Recipient | None:
+    """Return the actor as this says; None if it is about another, or the inbox is on another origin."""
+    if document.get("id") != actor:
         return None
     inbox, endpoints = _inbox(document.get("inbox"), actor), one_of(document.get("endpoints"))
     shared = endpoints.get("sharedInbox") if isinstance(endpoints, dict) else None
