@@ -529,7 +529,6 @@ async def test_who_has_other_inboxes_is_sent_to_there(meeting: Meeting) -> None:
         ({**person, "inbox": "https://victim.example/inbox"}, meeting.bob),
         ({**person, "inbox": f"{meeting.bob}/{'i' * 2048}"}, meeting.bob),
         ({**person, "inbox": None}, meeting.bob),
-        (meeting.bob, meeting.bob),
     ):
         await meeting.receives({**update, "actor": by, "object": thing}, by=by)
         assert await inboxes_of(meeting) == before
@@ -538,6 +537,17 @@ async def test_who_has_other_inboxes_is_sent_to_there(meeting: Meeting) -> None:
     elsewhere = {**person, "endpoints": {"sharedInbox": "https://victim.example/inbox"}}
     await meeting.receives({**update, "object": [elsewhere]})
     assert await inboxes_of(meeting) == {**before, "bob": (inbox, None)}
+    assert len(meeting.server.requests) == 1, "that of the Follow"
+    meeting.shows(meeting.bob, endpoints={"sharedInbox": shared})
+    await meeting.receives({**update, "object": meeting.bob})
+    assert await inboxes_of(meeting) == {**before, "bob": (f"{meeting.bob}/inbox", shared)}
+
+
+async def test_nobody_is_asked_about_who_changes_and_is_a_stranger(meeting: Meeting) -> None:
+    for number, thing in enumerate((meeting.bob, {"id": meeting.bob, "type": "Person"})):
+        update = {"id": f"{meeting.bob}#updates/{number}", "type": "Update", "actor": meeting.bob, "object": thing}
+        await meeting.receives(update)
+    assert (await meeting.rows(), meeting.server.requests) == ({}, [])
 
 
 async def test_the_gone_inbox_of_who_follows_is_known_again(meeting: Meeting) -> None:
