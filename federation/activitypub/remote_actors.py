@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from federation.activitypub.answers import followed
 from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON
 from federation.activitypub.handlers import id_of, is_of, one_of
-from federation.activitypub.key_documents import is_activity
+from federation.activitypub.key_documents import PAGE, is_activity
 from federation.activitypub.outbound import Recipient
 from federation.http.client import FederationClient
 from federation.http.errors import BlockedUrl, BodyTooLarge
@@ -61,8 +61,10 @@ class RemoteActors:
             return None
         if response.status != 200:
             raise ActorUnavailable(f"its server answered {response.status}")
-        is_document = is_activity(response.headers.get("content-type", ""))  # else it may be an uploaded file
-        return recipient_of(response.body, actor) if is_document else None
+        kind = response.headers.get("content-type", "")
+        if kind.startswith(PAGE):
+            raise ActorUnavailable("its server shows a page in place of the actor")
+        return recipient_of(response.body, actor) if is_activity(kind) else None  # else it may be an uploaded file
 
     async def _response(self, actor: str) -> Response:
         """Return what is shown at an actor's URL, or where its server leads from there on the same origin."""

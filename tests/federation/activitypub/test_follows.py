@@ -264,6 +264,9 @@ async def test_a_server_that_does_not_show_its_actor_now_is_asked_again(meeting:
         meeting.server.routes[path] = respond(status, {}, b"")
         with pytest.raises(ActorUnavailable, match=str(status)):
             await meeting.receives(meeting.follow())
+    meeting.server.routes[path] = respond(200, {"content-type": "text/html; charset=utf-8"}, b"<p>back soon</p>")
+    with pytest.raises(ActorUnavailable, match="a page"):
+        await meeting.receives(meeting.follow())
     meeting.server.routes[path] = close()
     with pytest.raises(NetworkError):
         await meeting.receives(meeting.follow())
