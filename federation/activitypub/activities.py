@@ -44,7 +44,7 @@ class Activity:
     """What we read of an activity, and its text.
 
     `type` is the first of its types that the order depends on, or else its first; `object_id` is None where the object
-    has no id of its own.
+    has no id of its own. `hides_key`: it tells what its actor is like, without a key.
     """
 
     id: str
@@ -52,6 +52,7 @@ class Activity:
     actor: str
     object_id: str | None
     text: str = field(repr=False)
+    hides_key: bool = False
 
     @property
     def size(self) -> int:
@@ -76,10 +77,19 @@ def parse(activity: Mapping[str, object] | str | bytes) -> Activity:
         actor=check_id("actor", members.get("actor")),
         object_id=_object_id(members.get("object")),
         text=text,
+        hides_key=_hides_key(members),
     )
     if _origin("id", found.id) != _origin("actor", found.actor):
         raise ValueError("id: its origin must be that of the actor, or receivers drop the activity")
     return found
+
+
+def _hides_key(members: Mapping[str, Any]) -> bool:
+    """Tell whether it is an Update of its actor, as an object that has no key: Mastodon then forgets the one it had."""
+    thing = members.get("object")
+    if not isinstance(thing, dict) or thing.get("id") != members.get("actor"):
+        return False
+    return "Update" in check_types(members.get("type")) and not thing.get("publicKey")
 
 
 def _check_blind(members: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ from federation.activitypub.handlers import (
 )
 from federation.activitypub.inboxes import Inboxes
 from federation.activitypub.outbound import Recipient, Senders
-from federation.activitypub.remote_actors import RemoteActors
+from federation.activitypub.remote_actors import RemoteActors, recipient_in
 from federation.base.cache import LoadingCache
 from federation.delivery.outbox.outbox import Outbox
 from federation.protocol.urls import origin_of
@@ -71,7 +71,7 @@ _STATES: Final = {
 
 
 class FollowHandlers:
-    """What this node does with Follow, Accept, the Undo of either, Reject, Block, and the Delete of an actor."""
+    """What this node does with Follow, Accept, the Undo of either, Reject, Block, and Update and Delete of an actor."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class FollowHandlers:
         self._put_off: list[float] = []  # a heap: when those come back that found too many under way
 
     async def prepare(self, activity: IncomingActivity) -> Recipient | None:
-        """Return who wants to follow an actor of ours, and where it is answered; None if nobody does who can be.
+        """Return who wants to follow an actor of ours, or has changed, and his inboxes; None if nobody can be sent to.
 
         Whoever sends something is reached again, too, unless it is the news of his end.
 
@@ -105,10 +105,10 @@ class FollowHandlers:
             ActorUnavailable, NetworkError: its server does not show it now.
             NotTried: its server is being asked about others.
         """
-        follower = await self._follower(activity)
+        shown = await (self._changed(activity) if _changes_its_actor(activity) else self._follower(activity))
         if not _ends_its_actor(activity):
-            await self._inboxes.heard_of(activity.actor, *([] if follower is None else [follower.inbox]))
-        return follower
+            await self._inboxes.heard_of(activity.actor, *([] if shown is None else [shown.inbox]))
+        return shown
 
     async def _follower(self, activity: IncomingActivity) -> Recipient | None:
         followed = _url_of(activity.object)
@@ -116,7 +116,18 @@ class FollowHandlers:
             return None
         if not await self._database.rows(_OURS, {"actor": followed}):
             return None
-        recipient = await self._shown(activity.actor)
+        return self._reached(await self._shown(activity.actor))
+
+    async def _changed(self, activity: IncomingActivity) -> Recipient | None:
+        """Return the actor as the Update shows him, or as his server does if that has his URL alone."""
+        if not await self._database.rows(_KNOWN, {"remote": activity.actor}):
+            return None
+        thing = activity.object
+        is_told = isinstance(thing, Mapping) and "inbox" in thing
+        return self._reached(recipient_in(thing, activity.actor) if is_told else await self._shown(activity.actor))
+
+    def _reached(self, recipient: Recipient | None) -> Recipient | None:
+        """Return a recipient with the inboxes that can be sent to; None if his own cannot."""
         if recipient is None:
             return None
         alone = replace(recipient, shared_inbox=None)
@@ -149,7 +160,10 @@ class FollowHandlers:
 
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
         """Change the follows that the activity is about."""
-        if isinstance(prepared, Recipient):
+        if isinstance(prepared, Recipient) and _changes_its_actor(activity):
+            inboxes = {"new_inbox": prepared.inbox, "new_shared_inbox": prepared.shared_inbox}
+            await session.execute(_MOVED, {"remote": prepared.id, **inboxes})
+        elif isinstance(prepared, Recipient):
             await self._asked(session, activity, prepared)
         if "Undo" in activity.types:
             await session.run_sync(_undone, activity, self._clock.now())
@@ -183,6 +197,10 @@ class FollowHandlers:
 
 def _ends_its_actor(activity: IncomingActivity) -> bool:
     return "Delete" in activity.types and activity.object_id == activity.actor
+
+
+def _changes_its_actor(activity: IncomingActivity) -> bool:
+    return "Update" in activity.types and activity.object_id == activity.actor
 
 
 def followers_of(session: Session, actor: str) -> list[Recipient]:
@@ -338,6 +356,7 @@ def _recipient(row: Row[*tuple[Any, ...]]) -> Recipient:
 
 _TABLE: Final = ActivityFollow.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
 _ACTORS: Final = ActivityActor.__table__  # type: ignore[attr-defined] # as above
+_KNOWN: Final = select(_TABLE.c.local_actor).where(_TABLE.c.remote_actor == bindparam("remote")).limit(1)
 _OURS: Final = select(_ACTORS.c.id).where(_ACTORS.c.id == bindparam("actor"), _ACTORS.c.removed_at.is_(None))
 _IS_PAIR: Final = (
     _TABLE.c.local_actor == bindparam("local"),
@@ -374,6 +393,11 @@ _RENEWED: Final = (
     .values(
         state=bindparam("into"), **{name: bindparam(f"new_{name}") for name in ("inbox", "shared_inbox", "follow_id")}
     )
+)
+_MOVED: Final = (
+    update(_TABLE)
+    .where(_TABLE.c.remote_actor == bindparam("remote"))
+    .values(**{name: bindparam(f"new_{name}") for name in ("inbox", "shared_inbox")})
 )
 _SAID: Final = update(_TABLE).where(*_IS_PAIR).values(state=bindparam("into"), since=bindparam("at"))
 _OWN_ASKED: Final = (

@@ -34,6 +34,8 @@ from federation.protocol.urls import canonical_origin
 
 LONGEST_CONTENT_TYPE: Final = 256
 """`email.message` takes quadratic time for the parameters of one."""
+PAGE: Final = "text/html"
+"""What maintenance is told by, a cache shows that knows no `Accept`, or who asks whether we are human: it may pass."""
 MOST_OF_PEM: Final = 16 * 1024
 MOST_KEYS: Final = 20
 """Of a document, and as many of `assertionMethod`."""

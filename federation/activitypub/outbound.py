@@ -199,6 +199,8 @@ class Senders:
         plan(session, planned)
         if (size := activity.size) > LARGE_BYTES:
             log.warning("activity_large", activity=activity.id, bytes=size, limit=LARGE_BYTES)
+        if activity.hides_key:
+            log.warning("activity_hides_key", activity=activity.id, actor=activity.actor)
         return Sent(activity_id=activity.id, delivery_ids=planned.owed, skipped=skipped)
 
     def can_reach(self, recipient: Recipient) -> bool:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, delete, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, delete, or_, select, tuple_
 from sqlalchemy.orm import Mapped
 from sqlmodel import col
 
-from db import ActivityInbox, ActivityKey, Database, ReceivedActivity, RemoteActorKey
+from db import ActivityActor, ActivityFollow, ActivityInbox, ActivityKey, Database, ReceivedActivity, RemoteActorKey
 from federation.retention import in_batches
 
 KEEP_INBOXES: Final = timedelta(days=90)
@@ -18,6 +18,8 @@ KEEP_INBOXES: Final = timedelta(days=90)
 KEEP_RETIRED_KEYS: Final = timedelta(days=30)
 KEEP_REMOTE_KEYS: Final = timedelta(days=30)
 """Since they were fetched last."""
+KEEP_FOLLOWS: Final = timedelta(days=30)
+"""Of an actor of ours that was removed: then it is not shown any more, and could not come back with them."""
 KEEP_RECEIVED: Final = timedelta(days=30)
 """What comes a second time after that is new: a signature is not believed for as long."""
 BATCH: Final = 500
@@ -28,7 +30,7 @@ class ActivityPurge:
 
     Those of our actors 30 days after their use, those of others if they were not fetched again in that time.
 
-    What others sent goes after 30 days.
+    What others sent goes after 30 days, and so do the follows of an actor of ours that was removed.
     """
 
     def __init__(self, database: Database) -> None:
@@ -44,13 +46,25 @@ class ActivityPurge:
         quiet = [or_(col(each).is_(None), col(each) < now - KEEP_INBOXES) for each in heard]
         retired = col(ActivityKey.retired_at) < now - KEEP_RETIRED_KEYS
         fetched = col(RemoteActorKey.fetched_at) < now - KEEP_REMOTE_KEYS
+        removed = col(ActivityActor.removed_at) < now - KEEP_FOLLOWS
         received = col(ReceivedActivity.received_at) < now - KEEP_RECEIVED
         return {
             "inboxes": await self._delete(ActivityInbox, col(ActivityInbox.url), *quiet),
             "actor_keys": await self._delete(ActivityKey, col(ActivityKey.key_id), retired),
             "remote_keys": await self._delete(RemoteActorKey, col(RemoteActorKey.key_id), fetched),
             "received": await self._delete(ReceivedActivity, col(ReceivedActivity.activity_hash), received),
+            "follows": await self._delete_follows(select(col(ActivityActor.id)).where(removed)),
         }
+
+    async def _delete_follows(self, actors: Select[str]) -> int:
+        keys = (col(ActivityFollow.local_actor), col(ActivityFollow.remote_actor), col(ActivityFollow.direction))
+        some = select(*keys).where(keys[0].in_(actors)).limit(BATCH)
+        gone = delete(ActivityFollow).where(tuple_(*keys).in_(some)).returning(*keys)
+
+        def delete_batch(connection: Connection) -> int:
+            return len(connection.execute(gone).all())
+
+        return await in_batches(self._database, delete_batch, BATCH)
 
     async def _delete(
         self,

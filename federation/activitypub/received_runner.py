@@ -39,15 +39,20 @@ from federation.activitypub.received import (
     new_among,
     note,
 )
+from federation.activitypub.remote_actors import ActorUnavailable
 from federation.activitypub.time_limit import Blocked, time_limit
 from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
+from federation.http.errors import NetworkError
 from workers import Job, RetryPolicy, Snooze, StorageUnavailable
 
 log = structlog.get_logger(__name__)
 
 AWAY: Final = timedelta(seconds=10)
 """How long a job waits for a database that does not answer."""
+OF_OTHERS: Final = RetryPolicy(initial=timedelta(seconds=15), multiplier=3, maximum=timedelta(minutes=10))
+"""How long an activity waits for a server that has to be asked first: 10 min in all, in which that may restart. What
+the actor sends meanwhile waits as long, which the doctor does not call late."""
 LIMIT: Final = timedelta(seconds=60)
 _SHOWN: Final = 500
 
@@ -65,6 +70,7 @@ class OwnHandlers(Protocol):
 
         Raises:
             NotTried: those whom it would ask are busy with questions of ours.
+            ActorUnavailable, NetworkError: they do not answer now.
         """
 
     def is_for(self, activity: IncomingActivity) -> bool:
@@ -78,7 +84,7 @@ class ReceivedRunner:
     """Callable with a job: handles what its actor sent.
 
     `own` comes before the functions of `handlers`. `begin` begins the transaction of both. `retry` says how long to
-    wait after each failure, `limit` how long the handlers may take.
+    wait after each failure, `of_others` after one of a server that was asked, `limit` how long the handlers may take.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class ReceivedRunner:
         own: OwnHandlers,
         handlers: Handlers,
         retry: RetryPolicy | None = None,
+        of_others: RetryPolicy = OF_OTHERS,
         limit: timedelta = LIMIT,
         meter: Meter = NO_METER,
     ) -> None:
@@ -100,6 +107,7 @@ class ReceivedRunner:
         self._own = own
         self._handlers = handlers
         self._retry = retry or RetryPolicy()
+        self._of_others = of_others
         self._meter = meter
         self._busy: set[str] = set()  # actors at whom a job of this process is at work
         self._again: set[str] = set()  # those of them of whom another job has come meanwhile
@@ -216,7 +224,8 @@ class ReceivedRunner:
             error=type(error).__name__,
             stack=crash(error)["stack"],
         )
-        return self._retry.delay(tried % ATTEMPTS)
+        policy = self._of_others if isinstance(error, ActorUnavailable | NetworkError) else self._retry
+        return policy.delay(tried % ATTEMPTS)
 
 
 class _Company:

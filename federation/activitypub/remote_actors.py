@@ -17,7 +17,7 @@ from federation.activitypub.actors import Actors
 from federation.activitypub.answers import followed
 from federation.activitypub.documents import ACTIVITY_JSON, LD_JSON
 from federation.activitypub.handlers import id_of, is_of, one_of
-from federation.activitypub.key_documents import is_activity
+from federation.activitypub.key_documents import PAGE, is_activity
 from federation.activitypub.keys import ActorKeys
 from federation.activitypub.outbound import Recipient
 from federation.activitypub.signatures import sign_get
@@ -116,8 +116,10 @@ class RemoteActors:
             return None
         if response.status != 200:
             raise ActorUnavailable(f"its server answered {response.status}")
-        is_document = is_activity(response.headers.get("content-type", ""))  # else it may be an uploaded file
-        return recipient_of(response.body, actor) if is_document else None
+        kind = response.headers.get("content-type", "")
+        if kind.startswith(PAGE):
+            raise ActorUnavailable("its server shows a page in place of the actor")
+        return recipient_of(response.body, actor) if is_activity(kind) else None  # else it may be an uploaded file
 
     async def _response(self, actor: str) -> Response:
         """Return what is shown at an actor's URL, or where its server leads from there on the same origin."""
@@ -142,7 +144,12 @@ def recipient_of(body: bytes, actor: str) -> Recipient | None:
         document: Any = parse_json(body, limit=MOST_BYTES)
     except ProtocolError:
         return None
-    if not isinstance(document, dict) or document.get("id") != actor:
+    return recipient_in(document, actor) if isinstance(document, dict) else None
+
+
+def recipient_in(document: Mapping[str, Any], actor: str) -> Recipient | None:
+    """Return the actor as this says; None if it is about another, or the inbox is on another origin."""
+    if document.get("id") != actor:
         return None
     inbox, endpoints = _inbox(document.get("inbox"), actor), one_of(document.get("endpoints"))
     shared = endpoints.get("sharedInbox") if isinstance(endpoints, dict) else None

@@ -30,6 +30,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from db import Database, RemoteActorKey
 from federation.activitypub.answers import followed
 from federation.activitypub.key_documents import (
+    PAGE,
     Document,
     KeyGone,
     KeyRefused,
@@ -331,7 +332,10 @@ class RemoteKeys:
             raise KeyGone(f"the server answered {response.status}")
         if not response.ok:
             raise KeyRefused(f"the server answered {response.status}")
-        if not is_activity(response.headers.get("content-type", "")):
+        kind = response.headers.get("content-type", "")
+        if kind.startswith(PAGE):
+            raise KeyUnavailable("the server shows a page in place of the document")
+        if not is_activity(kind):
             raise KeyRefused("the document has a type that actors do not have")
         return read_document(response.body), {asked, url}
 

@@ -264,6 +264,9 @@ async def test_a_server_that_does_not_show_its_actor_now_is_asked_again(meeting:
         meeting.server.routes[path] = respond(status, {}, b"")
         with pytest.raises(ActorUnavailable, match=str(status)):
             await meeting.receives(meeting.follow())
+    meeting.server.routes[path] = respond(200, {"content-type": "text/html; charset=utf-8"}, b"<p>back soon</p>")
+    with pytest.raises(ActorUnavailable, match="a page"):
+        await meeting.receives(meeting.follow())
     meeting.server.routes[path] = close()
     with pytest.raises(NetworkError):
         await meeting.receives(meeting.follow())
@@ -506,6 +509,48 @@ async def test_a_follow_of_ours_is_ended_by_its_undo(meeting: Meeting) -> None:
     assert owed is not None
     assert (owed[0]["type"], owed[0]["object"]["id"], owed[1].inbox) == ("Undo", made["id"], f"{meeting.bob}/inbox")
     assert ("bob", direction) not in await meeting.rows()
+
+
+async def inboxes_of(meeting: Meeting) -> dict[str, tuple[str, str | None]]:
+    """The inboxes of each other actor, by its name."""
+    async with meeting.sender.database.read() as session:
+        rows = (await session.execute(select(ActivityFollow))).scalars()
+        return {row.remote_actor.rpartition("/")[2]: (row.inbox, row.shared_inbox) for row in rows}
+
+
+async def test_who_has_other_inboxes_is_sent_to_there(meeting: Meeting) -> None:
+    """As an Update of the actor says: what stood there when he followed may be answered by nobody any more."""
+    await meeting.has_follower(meeting.bob)
+    await meeting.asks(meeting.carol)
+    before = await inboxes_of(meeting)
+    inbox, shared = f"{meeting.server.url}/ap/bob/inbox", f"{meeting.server.url}/ap/inbox"
+    person = {"id": meeting.bob, "type": "Person", "inbox": inbox, "endpoints": {"sharedInbox": shared}}
+    update = {"id": f"{meeting.bob}#updates/1", "type": "Update", "actor": meeting.bob}
+    for thing, by in (
+        (person, meeting.carol),
+        ({**person, "id": f"{meeting.bob}/notes/1"}, meeting.bob),
+        ({**person, "inbox": "https://victim.example/inbox"}, meeting.bob),
+        ({**person, "inbox": f"{meeting.bob}/{'i' * 2048}"}, meeting.bob),
+        ({**person, "inbox": None}, meeting.bob),
+    ):
+        await meeting.receives({**update, "actor": by, "object": thing}, by=by)
+        assert await inboxes_of(meeting) == before
+    await meeting.receives({**update, "object": person})
+    assert await inboxes_of(meeting) == {**before, "bob": (inbox, shared)}
+    elsewhere = {**person, "endpoints": {"sharedInbox": "https://victim.example/inbox"}}
+    await meeting.receives({**update, "object": [elsewhere]})
+    assert await inboxes_of(meeting) == {**before, "bob": (inbox, None)}
+    assert len(meeting.server.requests) == 1, "that of the Follow"
+    meeting.shows(meeting.bob, endpoints={"sharedInbox": shared})
+    await meeting.receives({**update, "object": meeting.bob})
+    assert await inboxes_of(meeting) == {**before, "bob": (f"{meeting.bob}/inbox", shared)}
+
+
+async def test_nobody_is_asked_about_who_changes_and_is_a_stranger(meeting: Meeting) -> None:
+    for number, thing in enumerate((meeting.bob, {"id": meeting.bob, "type": "Person"})):
+        update = {"id": f"{meeting.bob}#updates/{number}", "type": "Update", "actor": meeting.bob, "object": thing}
+        await meeting.receives(update)
+    assert (await meeting.rows(), meeting.server.requests) == ({}, [])
 
 
 async def test_the_gone_inbox_of_who_follows_is_known_again(meeting: Meeting) -> None:

@@ -310,6 +310,21 @@ async def test_a_large_activity_is_logged_once(sender: Sender) -> None:
     assert "s3cret" not in str(large)
 
 
+async def test_an_update_of_an_actor_that_hides_its_key_is_logged(sender: Sender) -> None:
+    """Mastodon forgets the key, and has all followers there follow anew. The document as it is served shows it."""
+    person = {"id": ALICE, "type": "Person", "name": "s3cret"}
+    update = {"id": f"{ALICE}#updates/1", "type": "Update", "actor": ALICE, "object": person}
+    shown = {**person, "publicKey": {"id": f"{ALICE}#main-key", "owner": ALICE, "publicKeyPem": "PEM"}}
+    with capture_logs() as logs:
+        for number, thing in enumerate((shown, ALICE, {**person, "id": f"{ALICE}/notes/1"}, [person, person])):
+            await sender.sent({**update, "id": f"{ALICE}#updates/{number}", "object": thing}, follower())
+        assert [each for each in logs if each["event"] == "activity_hides_key"] == []
+        await sender.sent({**update, "id": f"{ALICE}#updates/9"}, follower())
+    [told] = [each for each in logs if each["event"] == "activity_hides_key"]
+    assert (told["activity"], told["actor"]) == (f"{ALICE}#updates/9", ALICE)
+    assert "s3cret" not in str(told)
+
+
 async def test_many_inboxes_take_few_statements(sender: Sender, full: bool) -> None:
     """20 000 in 100, fewer in proportion; on PostgreSQL one lock; so does a second activity about the same object."""
     inboxes = 20_000 if full else 4_000  # four times as many as one statement takes

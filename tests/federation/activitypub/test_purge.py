@@ -6,8 +6,21 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import select
 
-from db import ActivityInbox, ActivityKey, Database, ReceivedActivity, ReceivedState, RemoteActorKey
+from db import (
+    ActivityActor,
+    ActivityFollow,
+    ActivityInbox,
+    ActivityKey,
+    Database,
+    FollowDirection,
+    FollowState,
+    ReceivedActivity,
+    ReceivedState,
+    RemoteActorKey,
+)
 from federation.activitypub.purge import (
+    BATCH,
+    KEEP_FOLLOWS,
     KEEP_INBOXES,
     KEEP_RECEIVED,
     KEEP_REMOTE_KEYS,
@@ -55,8 +68,8 @@ async def test_what_is_old_goes(database: Database) -> None:
             ]
         )
     purge = ActivityPurge(database)
-    assert await purge(NOW) == {"inboxes": 2, "actor_keys": 1, "remote_keys": 1, "received": 2}
-    assert await purge(NOW) == {"inboxes": 0, "actor_keys": 0, "remote_keys": 0, "received": 0}
+    assert await purge(NOW) == {"inboxes": 2, "actor_keys": 1, "remote_keys": 1, "received": 2, "follows": 0}
+    assert not any((await purge(NOW)).values())
     async with database.read() as session:
         inboxes = (await session.execute(select(ActivityInbox.url))).scalars()
         keys = (await session.execute(select(ActivityKey.key_id))).scalars()
@@ -64,3 +77,24 @@ async def test_what_is_old_goes(database: Database) -> None:
         assert sorted(inboxes) == ["https://b.example/missed", "https://b.example/tried"]
         assert sorted(keys) == ["in use", "just retired"]
         assert list((await session.execute(select(RemoteActorKey.key_id))).scalars()) == ["used"]
+
+
+def follow(local: str, number: int, direction: FollowDirection = FollowDirection.FOLLOWER) -> ActivityFollow:
+    remote = f"https://b.example/users/{number}"
+    values = {"inbox": f"{remote}/inbox", "state": FollowState.ACCEPTED, "since": LONG_AGO}
+    return ActivityFollow(local_actor=local, remote_actor=remote, direction=direction, **values)
+
+
+async def test_the_follows_of_an_actor_that_was_removed_go(database: Database) -> None:
+    """Once nobody is shown it any more: they are of people who never hear of it again, and were kept for good."""
+    removed = {"removed": NOW - KEEP_FOLLOWS - MOMENT, "just removed": NOW - KEEP_FOLLOWS, "there": None}
+    async with database.transaction() as session:
+        for name, at in removed.items():
+            session.add(ActivityActor(id=name, name=name, created_at=LONG_AGO, removed_at=at))
+            session.add(follow(name, 1, FollowDirection.FOLLOWING))
+        session.add_all(follow("removed", number) for number in range(BATCH))
+        session.add(follow("unknown", 1))
+    assert (await ActivityPurge(database)(NOW))["follows"] == BATCH + 1
+    async with database.read() as session:
+        left = (await session.execute(select(ActivityFollow.local_actor))).scalars()
+        assert sorted(left) == ["just removed", "there", "unknown"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from federation.admin.doctor.received import LATE
 from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DataError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -28,7 +29,9 @@ from db.session import Greenlets, Query, Rows, Steps
 from db.url import parse_url
 from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried
 from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, ReceivedJobs, store
-from federation.activitypub.received_runner import AWAY, LIMIT, ReceivedRunner
+from federation.activitypub.received_runner import AWAY, LIMIT, OF_OTHERS, ReceivedRunner
+from federation.activitypub.remote_actors import ActorUnavailable
+from federation.http.errors import NetworkError
 from federation.monitoring.prometheus import ProcessMetrics
 from tests.federation.monitoring.test_prometheus import samples
 from tests.patience import until
@@ -91,6 +94,7 @@ class Arriving:
             own=self.own,
             handlers=self.handlers,
             retry=RetryPolicy(initial=timedelta(seconds=10), jitter=0),
+            of_others=replace(OF_OTHERS, jitter=0),
             limit=limit,
             meter=self.metrics,
         )
@@ -513,6 +517,17 @@ async def test_what_others_cannot_be_asked_about_now_is_nobodys_failure(arriving
     arriving.own.refuses = None
     assert await arriving.run("b") is None
     assert set((await arriving.states()).values()) == {ReceivedState.DONE}
+
+
+@pytest.mark.parametrize("error", [ActorUnavailable("503"), NetworkError("TIMEOUT", "https://b.example", "no answer")])
+async def test_others_who_do_not_answer_are_waited_for_longer(arriving: Arriving, error: Exception) -> None:
+    """A server that restarts, or has too much to do, is asked again for ten minutes: its users' Follows wait for us."""
+    arriving.own.refuses = error
+    await arriving.arrives("a")
+    pauses = [await arriving.run("a") for _ in range(ATTEMPTS)]
+    assert [None if pause is None else pause.total_seconds() for pause in pauses] == [15, 45, 135, 405, None]
+    assert sum(pause.total_seconds() for pause in pauses if pause) * (1 + OF_OTHERS.jitter) < LATE.total_seconds()
+    assert await arriving.states() == {"a": ReceivedState.FAILED}
 
 
 async def test_what_the_database_does_not_hold_fails_as_any_other(arriving: Arriving) -> None:

@@ -282,6 +282,7 @@ FAILURES = {
     "gone": (respond(410), KeyRefused),
     "busy": (respond(429), KeyUnavailable),
     "broken": (respond(500), KeyUnavailable),
+    "a page": (respond(headers={"Content-Type": "text/html; charset=utf-8"}, body=b"<p>back soon"), KeyUnavailable),
     "cut off": (truncate(), KeyUnavailable),
     "no HTTP": (send_raw(b"\x16\x03\x01"), KeyUnavailable),
     "endless": (huge_body(), KeyRefused),

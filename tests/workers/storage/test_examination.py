@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.servers import ValkeyProcess, valkey
-from workers import StorageError, Worker
+from workers import StorageError, StorageUnavailable, Worker
 from workers.errors import ServerUnfit, StorageFull
 from workers.jobs import Claim, Completed, JobState, SettleStatus
 from workers.storage.abilities import Severity
@@ -221,6 +221,9 @@ async def test_a_user_who_may_not_publish_has_jobs_all_the_same(
     assert [(severity, "publish" in text) for severity, text in await faults(storage)] == told
     assert len(caplog.records) == len(told)
     await storage.connect()
+    if told and rights != "-publish":
+        with pytest.raises(StorageUnavailable, match=r"did not confirm a subscription: .* (permission|channel)"):
+            await storage.subscribe("a").__aenter__()
     await enqueue(storage, job("a"), job("b"))
     await storage.cancel("b")
     claim = await claim_one(storage)

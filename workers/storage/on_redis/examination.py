@@ -132,8 +132,8 @@ class Examination:
         if self.publishes is not False:
             return None
         text = (
-            "the Redis server does not let our user publish on the queue's channels: workers find jobs, cancels and"
-            " results only as they look, seconds later"
+            "the Redis server does not let our user publish on the queue's channels: workers find jobs and cancels"
+            " only as they look, seconds later, and who waits for a result may hear of none"
         )
         advice = "allow it +publish, +subscribe and the channels, of which a new user has none (ACL SETUSER ... &*)"
         return ServerFault(severity=Severity.WARNING, found=text, advice=advice)

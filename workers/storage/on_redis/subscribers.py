@@ -72,7 +72,7 @@ class RedisListener:
         """Make sure that what is published on the channels is heard from now on.
 
         Raises:
-            StorageUnavailable: the server does not answer.
+            StorageUnavailable: the server does not answer, or does not let our user listen, which the message tells.
         """
         failure = self._start()
         missing = [heard for heard in (self._confirmation(channel) for channel in channels) if not heard.is_set()]
@@ -91,7 +91,8 @@ class RedisListener:
             confirmed.cancel()
         if not all(heard.is_set() for heard in missing):
             cause = failure.result() if failure.done() else None
-            raise StorageUnavailable("the Redis server did not confirm a subscription") from cause
+            why = "" if cause is None or isinstance(cause, StorageUnavailable) else f": {cause}"
+            raise StorageUnavailable(f"the Redis server did not confirm a subscription{why}") from cause
 
     async def close(self) -> None:
         """Stop listening."""
