@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from federation.admin.doctor.received import LATE
 from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DataError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -31,6 +30,7 @@ from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried
 from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, ReceivedJobs, store
 from federation.activitypub.received_runner import AWAY, LIMIT, OF_OTHERS, ReceivedRunner
 from federation.activitypub.remote_actors import ActorUnavailable
+from federation.admin.doctor.activitypub_checks import LATE
 from federation.http.errors import NetworkError
 from federation.monitoring.prometheus import ProcessMetrics
 from tests.federation.monitoring.test_prometheus import samples
