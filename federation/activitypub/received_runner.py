@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
@@ -45,6 +45,7 @@ from federation.base.logs import crash
 from federation.base.meter import NO_METER, Meter
 from federation.http.errors import NetworkError
 from workers import Job, RetryPolicy, Snooze, StorageUnavailable
+from workers.clock import Clock
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +57,9 @@ the actor sends meanwhile waits as long, which the doctor does not call late."""
 LIMIT: Final = timedelta(seconds=60)
 _SHOWN: Final = 500
 
-ALONE: Final = "handled alone at present, as a worker had disappeared"
+ALONE: Final = "handled alone, as a worker had disappeared, since "
+AT_MOST: Final = timedelta(seconds=90)
+"""How long somebody may still be at what he marked: `LIMIT`, and what is asked before."""
 
 Begin: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncSession]]
 """Begins a transaction, and adds the jobs of what it owes; see `Outbox.transaction`."""
@@ -95,6 +98,7 @@ class ReceivedRunner:
         jobs: ReceivedJobs,
         own: OwnHandlers,
         handlers: Handlers,
+        clock: Clock,
         retry: RetryPolicy | None = None,
         of_others: RetryPolicy = OF_OTHERS,
         limit: timedelta = LIMIT,
@@ -103,6 +107,7 @@ class ReceivedRunner:
         self._database = database
         self._limit = limit
         self._begin = begin
+        self._clock = clock
         self._jobs = jobs
         self._own = own
         self._handlers = handlers
@@ -163,16 +168,19 @@ class ReceivedRunner:
 
         Raises:
             WorkerDisappeared: one has left that mark.
-            NotTried, Exception: as the handlers.
+            NotTried, Exception: as the handlers; whoever left the mark may still be at it.
         """
-        if row.last_error == ALONE:
+        began = _alone_since(row.last_error)
+        if began is not None and abs(self._clock.now() - began) < AT_MOST:
+            raise NotTried(AWAY, reason="a process handles it, or disappeared just now")
+        if began is not None:
             raise WorkerDisappeared
         if not is_suspect and row.last_error != _DISAPPEARED:
             async with self._company.joined():
                 await self._handle(row.number, activity)
             return
         async with self._company.alone():
-            await self._mark(row.number, ALONE)
+            await self._mark(row.number, ALONE + self._clock.now().isoformat())
             try:
                 await self._handle(row.number, activity)
             except (NotTried, asyncio.CancelledError):
@@ -262,6 +270,11 @@ class WorkerDisappeared(Exception):
 
     def __str__(self) -> str:
         return "its process disappeared while it handled nothing else"
+
+
+def _alone_since(told: str | None) -> datetime | None:
+    """Return when somebody left a mark, if he did."""
+    return datetime.fromisoformat(told.removeprefix(ALONE)) if told is not None and told.startswith(ALONE) else None
 
 
 def told_of(error: BaseException) -> str:

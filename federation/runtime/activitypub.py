@@ -176,6 +176,7 @@ class ActivityPub:
             jobs=self.received,
             own=own,
             handlers=HANDLERS,
+            clock=self._clock,
             meter=self._meter,
         )
         return {HANDLE: Handler(runner)}

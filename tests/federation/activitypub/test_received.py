@@ -28,7 +28,7 @@ from db.session import Greenlets, Query, Rows, Steps
 from db.url import parse_url
 from federation.activitypub.handlers import Handlers, IncomingActivity, NotTried
 from federation.activitypub.received import ATTEMPTS, HANDLE, PATIENCE, ReceivedJobs, store
-from federation.activitypub.received_runner import AWAY, LIMIT, OF_OTHERS, ReceivedRunner
+from federation.activitypub.received_runner import AT_MOST, AWAY, LIMIT, OF_OTHERS, ReceivedRunner
 from federation.activitypub.remote_actors import ActorUnavailable
 from federation.admin.doctor.activitypub_checks import LATE
 from federation.http.errors import NetworkError
@@ -93,6 +93,7 @@ class Arriving:
             jobs=self.jobs,
             own=self.own,
             handlers=self.handlers,
+            clock=self.clock,
             retry=RetryPolicy(initial=timedelta(seconds=10), jitter=0),
             of_others=replace(OF_OTHERS, jitter=0),
             limit=limit,
@@ -657,6 +658,8 @@ async def test_one_with_which_workers_disappear_is_given_up(arriving: Arriving) 
     for _ in range(ATTEMPTS):
         with pytest.raises(Killed):
             await arriving.run("a", attempt=1 if pauses else 2)
+        assert await arriving.run("a", attempt=3) == AWAY, "whoever is at it may still be there"
+        arriving.clock.advance(AT_MOST)
         pauses.append(await arriving.run("a", attempt=3))
     assert pauses == [timedelta(seconds=each) for each in (10, 20, 40, 80)] + [None]
     row = (await arriving.rows())["a"]
