@@ -12,7 +12,7 @@ Method: TypeAlias = Callable[..., Awaitable[object]]
 
 
 class StandIn:
-    """A storage that hands on what it is not to do in another way: what is awaited goes `_through` subclasses.
+    """A storage that hands on what subclasses do not do in another way; all that is awaited goes `_through` one method.
 
     It says that it is of the class of the storage behind it, because `isinstance` decides which abilities the core uses
     (`workers.storage.abilities`), and from Python 3.12 on it does not see what only `__getattr__` finds.
@@ -38,5 +38,5 @@ class StandIn:
     async def _through(
         self, verb: str, method: Method, args: tuple[object, ...], options: Mapping[str, object]
     ) -> object:
-        """Call the storage's method of that name in the subclass's way."""
-        raise NotImplementedError
+        """Call the storage's method of that name: as it is, or in the subclass's way."""
+        return await method(*args, **options)
