@@ -244,7 +244,7 @@ async def test_a_killed_handler_did_all_or_nothing(url: str) -> None:
     output, _ = await process.communicate()
     killed = int(output)
     fates = [await fate(url, f"kill-{number}") for number in range(1, killed + 2)]
-    # A slow machine asks more of the database, such as to begin again, and not each time: so where the commit is varies.
+    # A slow machine asks more of the database, such as to begin again, and not each time: where the commit is varies.
     assert fates[:8] == ["nothing"] * 8
     assert fates[-2:] == ["all", "all"]
 
