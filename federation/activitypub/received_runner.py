@@ -266,10 +266,10 @@ class _Company:
 
 
 class WorkerDisappeared(Exception):
-    """A process did, while it handled this and nothing else."""
+    """A process did, while it handled this and nothing else, or could not say how that ended."""
 
     def __str__(self) -> str:
-        return "its process disappeared while it handled nothing else"
+        return "its process, or the database, disappeared while it handled nothing else"
 
 
 def _alone_since(told: str | None) -> datetime | None:

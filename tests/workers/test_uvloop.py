@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -37,8 +37,8 @@ def test_tasks_run_on_uvloop(url: str) -> None:
         return number * 2
 
     @app.task
-    def later(number: int) -> int:
-        time.sleep(0.01)  # as a plain function that waits for something: it has a thread
+    def plain(number: int) -> int:
+        assert threading.current_thread() is not threading.main_thread()
         return number + 1
 
     def beside() -> int:
@@ -49,7 +49,7 @@ def test_tasks_run_on_uvloop(url: str) -> None:
             many = [await double.enqueue(number) for number in range(20)]
             return (
                 [await each.result(30) for each in many],
-                await (await later.enqueue(1)).result(30),
+                await (await plain.enqueue(1)).result(30),
                 await asyncio.to_thread(beside),
             )
 

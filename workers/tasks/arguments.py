@@ -97,7 +97,8 @@ class Arguments:
         try:
             return self.result.dump(result)
         except Misfit as misfit:
-            _LOG.warning("%s returned a %s: %s", self.function.__qualname__, type(result).__name__, misfit)
+            why = str(misfit).partition(":")[0]  # what follows is perhaps a validator's text, with values in it
+            _LOG.warning("%s returned a %s: %s", self.function.__qualname__, type(result).__name__, why)
             return misfit.dumped
         except (TypeError, ValueError) as error:
             raise UnrecoverableError(

@@ -664,7 +664,7 @@ async def test_one_with_which_workers_disappear_is_given_up(arriving: Arriving) 
     assert pauses == [timedelta(seconds=each) for each in (10, 20, 40, 80)] + [None]
     row = (await arriving.rows())["a"]
     assert (row.state, row.attempts) == (ReceivedState.FAILED, ATTEMPTS)
-    assert row.last_error == "WorkerDisappeared: its process disappeared while it handled nothing else"
+    assert str(row.last_error).startswith("WorkerDisappeared: its process")
 
 
 async def test_what_a_worker_may_have_disappeared_over_is_handled_alone(arriving: Arriving) -> None:
