@@ -126,7 +126,7 @@ class DeliveryJob(FederationTable, table=True):
     # Who writes a column, by module of `federation`: delivery/outbox/insert makes the row, for producers.
     # delivery/ledger/statements counts and ends attempts, for workers; delivery/ledger/postgres_fast_path and
     # delivery/ledger/sqlite_fast_path do the same to most rows. delivery/held/sweeper holds, expires and fails what is
-    # held. delivery/rows makes ready what was held, and fails what is owed to a target that is gone.
+    # held. delivery/rows makes ready what was held.
     # delivery/outbox/sweeper replaces lost jobs. delivery/held/release chooses canaries.
     # admin/deliveries/bulk is `federation deliveries retry`.
     # Written by delivery/outbox/insert, once.
@@ -151,13 +151,13 @@ class DeliveryJob(FederationTable, table=True):
     queued_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     # Written by delivery/ledger/statements, delivery/held/sweeper, delivery/rows, admin/deliveries/bulk.
     settled_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    # Written by delivery/ledger/statements, delivery/held/sweeper, delivery/rows, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, admin/deliveries/bulk.
     outcome: AttemptOutcome | None = Field(default=None, sa_type=TextEnum(AttemptOutcome))
     """Of the attempt with which it was given up; null while it is owed."""
     last_error: str | None = Field(default=None, sa_type=Text)
     # Written by delivery/outbox/insert, once.
     payload_id: str | None = Field(default=None, sa_type=Text)
-    # Written by delivery/ledger/statements, delivery/held/sweeper, delivery/rows, admin/deliveries/bulk.
+    # Written by delivery/ledger/statements, delivery/held/sweeper, admin/deliveries/bulk.
     error_code: str | None = Field(default=None, sa_type=Text)
     # Written by delivery/outbox/insert, delivery/ledger/statements, delivery/held/sweeper, delivery/rows,
     # admin/deliveries/bulk.
