@@ -19,6 +19,7 @@ from typing import Any, Final
 import structlog
 from sqlalchemy import Connection, Executable, bindparam, exists, null, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
 
 from db import Database, ReceivedActivity, ReceivedState
 from federation.base.audit import UNRECORDED, Record
@@ -88,6 +89,11 @@ def store(
     }
     number: int | None = connection.execute(_new(connection.dialect.name), values).scalar_one_or_none()
     return number
+
+
+def has_come(session: Session, activity_id: str, *, actor: str) -> bool:
+    """Tell whether an actor has sent the activity with this id, whatever became of it."""
+    return session.execute(_COME, {"activity": activity_id, "actor": actor}).first() is not None
 
 
 class ReceivedJobs:
@@ -239,6 +245,11 @@ def new_among(rows: Iterable[Any]) -> list[NewActivity]:
 TABLE: Final = ReceivedActivity.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
 IS_NEW: Final = TABLE.c.state == ReceivedState.NEW
 _OLDER: Final = TABLE.alias("older")
+_COME: Final = (
+    select(TABLE.c.number)
+    .where(TABLE.c.activity_id == bindparam("activity"), TABLE.c.actor == bindparam("actor"))
+    .limit(1)
+)
 JOB_COLUMNS: Final = (TABLE.c.activity_hash, TABLE.c.actor, TABLE.c.attempts)
 _HOLDING: Final = (
     select(*JOB_COLUMNS, TABLE.c.number)
