@@ -277,7 +277,12 @@ def answered(
         return None
     asked = activities.follow(remote, local, activity_id=row.follow_id)
     del asked["to"]
-    made = activities.accept(asked) if answer is FollowDecision.ACCEPT else activities.reject(asked)
+    # Each has an id of its own: many servers, such as Lemmy and Pleroma, take no activity twice, and an actor may have
+    # been rejected between, or follow again by a Follow of the same name.
+    if answer is FollowDecision.ACCEPT:
+        made = activities.accept(asked, activity_id=f"{local}#accepts/{new_timed_id()}")
+    else:
+        made = activities.reject(asked, activity_id=f"{local}#rejects/{new_timed_id()}")
     return made, _recipient(row)
 
 

@@ -60,6 +60,8 @@ _DIGESTS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
 }
 
 _SECONDS: Final = re.compile(r"[0-9]{1,15}")
+_DECIMAL: Final = re.compile(r"[0-9]{1,11}\.[0-9]{1,9}")
+"""How the draft's 2.1.5 lets an end be written; what is signed is its text."""
 _AUTHORITY: Final = re.compile(r"[^/?#]+")
 _TARGET: Final = re.compile(r"[^:/?#]+://[^/?#]*(?P<path>[^?#]*)(?P<query>\?[^#]*)?")
 
@@ -289,6 +291,8 @@ class SignatureClaim:
         seconds = self.parameters.get(name)
         if seconds is None:
             return None
+        if name == "expires" and self.kind is SignatureKind.CAVAGE and _DECIMAL.fullmatch(str(seconds)):
+            seconds = int(str(seconds).partition(".")[0])
         if not isinstance(seconds, int) or not 0 <= seconds < 1 << 37:  # after that, `datetime` knows no time
             raise BadSignature(f"{name} is no time")
         return datetime.fromtimestamp(seconds, UTC)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -170,6 +171,21 @@ async def test_a_repeated_follow_is_answered_again(meeting: Meeting) -> None:
     inbox = f"{meeting.bob}/inbox"
     ids = [f"{meeting.bob}/follows/{number}" for number in (1, 2)]
     assert await meeting.answers() == [("Accept", each, inbox) for each in ids]
+
+
+async def test_each_answer_has_an_id_of_its_own(meeting: Meeting) -> None:
+    """Also to one Follow that is accepted, rejected and accepted, or comes again: who knows the id drops the answer."""
+    await meeting.receives(meeting.follow())
+    for answer in (FollowDecision.REJECT, FollowDecision.ACCEPT, FollowDecision.REJECT):
+        async with meeting.sender.outbox.transaction() as session:
+            work = partial(follows.answered, local=ALICE, remote=meeting.bob, answer=answer, now=NOW)
+            made, recipient = await session.run_sync(work) or ({}, None)
+            assert recipient is not None
+            await meeting.sender.send(session, made, recipient)
+    await meeting.receives(meeting.follow())
+    ids = [json.loads(text.payload)["id"] for text in await meeting.sender.texts()]
+    assert len(set(ids)) == 5
+    assert {each.partition("#")[2].partition("/")[0] for each in ids} == {"accepts", "rejects"}
 
 
 @pytest.mark.parametrize(

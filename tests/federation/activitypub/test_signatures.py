@@ -212,6 +212,7 @@ def test_a_signature_has_to_cover_what_matters(kind: SignatureKind, covered: str
         (SignatureKind.CAVAGE, "digest (created) host (request-target)", ",created={now}"),
         (SignatureKind.CAVAGE, "digest (created) host (request-target) (expires)", ",created={now},expires={soon}"),
         (SignatureKind.CAVAGE, "digest (created) host (request-target)", ',created="{now}"'),
+        (SignatureKind.CAVAGE, "host date digest (request-target) (expires)", ',expires="{soon}.250"'),
         (SignatureKind.CAVAGE, "(Request-Target) Host Date Digest", ',version="1.0" , x-2 = y'),
         (SignatureKind.CAVAGE, "(request-target) host date digest content-length", ""),
         (SignatureKind.RFC9421, '"@method" "@path" "@query" "@authority" "content-digest"', ";created={now}"),
