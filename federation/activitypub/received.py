@@ -91,9 +91,11 @@ def store(
     return number
 
 
-def has_come(session: Session, activity_id: str, *, actor: str) -> bool:
-    """Tell whether an actor has sent the activity with this id, whatever became of it."""
-    return session.execute(_COME, {"activity": activity_id, "actor": actor}).first() is not None
+def taken_back(session: Session, activity_id: str, *, actor: str) -> bool:
+    """Note that an actor has taken back what he sent: what failed is not to be tried again. Return whether it came."""
+    named = {"activity": activity_id, "by": actor}
+    session.execute(_TAKEN_BACK, named)
+    return session.execute(_COME, named).first() is not None
 
 
 class ReceivedJobs:
@@ -245,10 +247,10 @@ def new_among(rows: Iterable[Any]) -> list[NewActivity]:
 TABLE: Final = ReceivedActivity.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
 IS_NEW: Final = TABLE.c.state == ReceivedState.NEW
 _OLDER: Final = TABLE.alias("older")
-_COME: Final = (
-    select(TABLE.c.number)
-    .where(TABLE.c.activity_id == bindparam("activity"), TABLE.c.actor == bindparam("actor"))
-    .limit(1)
+_IS_HIS: Final = (TABLE.c.activity_id == bindparam("activity"), TABLE.c.actor == bindparam("by"))
+_COME: Final = select(TABLE.c.number).where(*_IS_HIS).limit(1)
+_TAKEN_BACK: Final = (
+    update(TABLE).where(*_IS_HIS, TABLE.c.state == ReceivedState.FAILED).values(state=ReceivedState.DONE, text="")
 )
 JOB_COLUMNS: Final = (TABLE.c.activity_hash, TABLE.c.actor, TABLE.c.attempts)
 _HOLDING: Final = (

@@ -21,7 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from db import UndoneFollow
-from federation.activitypub.received import has_come
+from federation.activitypub.received import taken_back
 from federation.protocol.urls import origin_of
 
 REMEMBERED: Final = timedelta(hours=6)
@@ -30,8 +30,8 @@ MOST_PER_ORIGIN: Final = 1_000
 
 
 def remember(session: Session, actor: str, follow_id: str, now: datetime) -> None:
-    """Note that an actor has undone a Follow which is not here, unless it has come before."""
-    if has_come(session, follow_id, actor=actor):
+    """Note that an actor has undone a Follow that left no follower; one that came and failed stays as it is."""
+    if taken_back(session, follow_id, actor=actor):
         return
     server_url = origin_of(actor)
     new = {"follow_hash": _hash(actor, follow_id), "server_url": server_url, "undone_at": now}

@@ -25,6 +25,7 @@ from db import (
     FollowDirection,
     FollowState,
     ReceivedActivity,
+    ReceivedState,
     UndoneFollow,
 )
 from federation.activitypub import follows
@@ -412,6 +413,23 @@ async def test_an_undo_whose_follow_has_come_is_not_remembered(meeting: Meeting)
     await meeting.receives({"type": "Undo", "object": made})
     await meeting.receives(made)
     assert meeting.counts
+
+
+async def test_a_follow_that_failed_is_not_tried_again_once_it_is_undone(meeting: Meeting) -> None:
+    """An operator who retries all that failed would make a follower who is none; other activities he does retry."""
+    made, other = meeting.follow(), meeting.follow(2)
+    async with meeting.sender.database.transaction() as session:
+        for each in (made, other):
+            values = {"type": "Follow", "actor": meeting.bob, "received_at": NOW, "text": json.dumps(each)}
+            state = ReceivedState.FAILED
+            session.add(ReceivedActivity(activity_hash=each["id"], activity_id=each["id"], state=state, **values))
+    await meeting.receives({"type": "Undo", "object": other}, by=meeting.carol)
+    await meeting.receives({"type": "Undo", "object": made})
+    async with meeting.sender.database.read() as session:
+        rows = (await session.execute(select(ReceivedActivity))).scalars()
+        found = {row.activity_id: (row.state, row.text) for row in rows}
+    kept = (ReceivedState.FAILED, json.dumps(other))
+    assert found == {made["id"]: (ReceivedState.DONE, ""), other["id"]: kept}
 
 
 @pytest.mark.parametrize("type_", ["Like", "Announce", ["Block"]])
