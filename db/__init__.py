@@ -10,6 +10,7 @@ from db.activitypub import (
     ReceivedActivity,
     ReceivedState,
     RemoteActorKey,
+    UndoneFollow,
 )
 from db.analytics import AcceptedKey, RelayCandidate, ServerScorecard
 from db.columns import DEFAULT_WIRE, FederationTable, HostTable, among, new_id, new_timed_id
@@ -98,6 +99,7 @@ __all__ = [
     "ServerSummary",
     "SightingKind",
     "Sweep",
+    "UndoneFollow",
     "User",
     "among",
     "create_host_tables",

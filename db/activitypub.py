@@ -133,7 +133,10 @@ class ReceivedActivity(FederationTable, table=True):
 
 
 class RemoteActorKey(FederationTable, table=True):
-    """A public key of an actor of another server, or that it could not be had, which `failed_at` tells."""
+    """A public key of an actor of another server, or that it could not be had, which `failed_at` tells.
+
+    From `expires_at` on it counts no more, if its owner says so.
+    """
 
     __tablename__ = "activitypub_remote_keys"
     __table_args__ = (Index("activitypub_remote_keys_owner_idx", "owner"),)
@@ -145,6 +148,7 @@ class RemoteActorKey(FederationTable, table=True):
     fetched_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     refetched_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     failed_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
 
 
 class FollowDirection(StrEnum):
@@ -182,3 +186,18 @@ class ActivityFollow(FederationTable, table=True):
     follow_id: str | None = Field(default=None, sa_type=Text)
     state: FollowState = Field(default=FollowState.PENDING, sa_type=TextEnum(FollowState))
     since: datetime = Field(sa_type=UtcDateTime)
+
+
+class UndoneFollow(FederationTable, table=True):
+    """A Follow that was undone by an actor of a server before it came: if it comes soon, it changes nothing.
+
+    `follow_hash` is the SHA-256 of the actor and the id of the Follow.
+    """
+
+    __tablename__ = "activitypub_undone_follows"
+    __table_args__ = (Index("activitypub_undone_follows_server_url_idx", "server_url", "undone_at"),)
+
+    # Written by activitypub/undone.
+    follow_hash: str = Field(sa_type=Text, primary_key=True)
+    server_url: str = Field(sa_type=Text)
+    undone_at: datetime = Field(sa_type=UtcDateTime)

@@ -15,9 +15,11 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import urldefrag, urljoin
 
+from msgspec.structs import replace
+
 from federation.activitypub.codes import GONE, NOT_FOUND, class_of_status
 from federation.activitypub.signatures import SignatureKind
-from federation.delivery.error_codes import FailureClass
+from federation.delivery.error_codes import STORED_ALREADY, FailureClass
 from federation.delivery.errors import PermanentFailure, RetryableFailure
 from federation.http.messages import Response
 from federation.protocol.encodings import parse_json
@@ -27,12 +29,14 @@ from federation.protocol.urls import canonical_origin, host_of
 MOST_OF_BODY: Final = 64 * 1024
 """How many bytes of an answer's body are read; more change nothing."""
 LONGEST_REASON: Final = 80
+BAD_REQUEST: Final = 400
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
-ABOUT_SIGNATURES: Final = frozenset({400, UNAUTHORIZED})
+ABOUT_SIGNATURES: Final = frozenset({BAD_REQUEST, UNAUTHORIZED})
 """What receivers answer who cannot read or verify a signature."""
 FOLLOWED: Final = frozenset({307, 308})
 """The redirects by which the same request is to be made elsewhere."""
+_OF_LEMMY: Final = {"error": "unknown", "message": ""}
 _FIT: Final = re.compile(r"[!-\[\]-~]+")
 """Visible characters, without the backslash, which some read as a slash."""
 _BEFORE_A_PAGE: Final = b" \t\r\n\xef\xbb\xbf"
@@ -87,6 +91,21 @@ def followed(response: Response, asked: str, *, by: Collection[int] = FOLLOWED) 
         return None
     is_safer = before.startswith("http:") and after.startswith("https:") and host_of(before) == host_of(after)
     return url if before == after or is_safer else None
+
+
+def understood(response: Response) -> Response:
+    """Return the answer by the status that others would give it.
+
+    Lemmy answers what it has already with 400, and an error that is an empty text: it took it by an answer that was
+    lost, or at another of its inboxes.
+    """
+    if response.status != BAD_REQUEST:
+        return response
+    try:
+        told = parse_json(response.body, limit=MOST_OF_BODY)
+    except ProtocolError:
+        return response
+    return replace(response, status=STORED_ALREADY) if told == _OF_LEMMY else response
 
 
 def is_page(response: Response) -> bool:

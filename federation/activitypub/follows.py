@@ -37,6 +37,7 @@ from federation.activitypub.handlers import (
 from federation.activitypub.inboxes import Inboxes
 from federation.activitypub.outbound import Recipient, Senders
 from federation.activitypub.remote_actors import RemoteActors, recipient_in
+from federation.activitypub.undone import remember, was_undone
 from federation.base.cache import LoadingCache
 from federation.delivery.outbox.outbox import Outbox
 from federation.protocol.urls import origin_of
@@ -158,8 +159,10 @@ class FollowHandlers:
         """Tell whether this says all that there is to do with an activity of such a type, if no function is for it."""
         return not OWN_TYPES.isdisjoint(activity.types)
 
-    async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
-        """Change the follows that the activity is about."""
+    async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> bool:
+        """Change the follows that the activity is about. Return False for a Follow that was undone before it came."""
+        if "Follow" in activity.types and await session.run_sync(_is_over, activity, self._clock.now()):
+            return False
         if isinstance(prepared, Recipient) and _changes_its_actor(activity):
             inboxes = {"new_inbox": prepared.inbox, "new_shared_inbox": prepared.shared_inbox}
             await session.execute(_MOVED, {"remote": prepared.id, **inboxes})
@@ -175,6 +178,7 @@ class FollowHandlers:
             await session.run_sync(_told, activity.actor, following, FollowState.REJECTED, self._clock.now())
         if _ends_its_actor(activity):
             await session.execute(_ENDED, {"remote": activity.actor})
+        return True
 
     async def _asked(self, session: AsyncSession, activity: IncomingActivity, follower: Recipient) -> None:
         """Note that somebody wants to follow, and answer. Who may follow already is told so again."""
@@ -273,7 +277,12 @@ def answered(
         return None
     asked = activities.follow(remote, local, activity_id=row.follow_id)
     del asked["to"]
-    made = activities.accept(asked) if answer is FollowDecision.ACCEPT else activities.reject(asked)
+    # Each has an id of its own: many servers, such as Lemmy and Pleroma, take no activity twice, and an actor may have
+    # been rejected between, or follow again by a Follow of the same name.
+    if answer is FollowDecision.ACCEPT:
+        made = activities.accept(asked, activity_id=f"{local}#accepts/{new_timed_id()}")
+    else:
+        made = activities.reject(asked, activity_id=f"{local}#rejects/{new_timed_id()}")
     return made, _recipient(row)
 
 
@@ -302,18 +311,28 @@ def _put(
     return was_accepted
 
 
+def _is_over(session: Session, activity: IncomingActivity, now: datetime) -> bool:
+    return activity.id is not None and was_undone(session, activity.actor, activity.id, now)
+
+
 def _undone(session: Session, activity: IncomingActivity, now: datetime) -> None:
     """Remove the follow that its own actor undoes, or take back what the other has accepted."""
     thing = activity.object
     if isinstance(thing, Mapping) and "Accept" in types_of(thing):
         _told(session, activity.actor, one_of(thing.get("object")), FollowState.PENDING, now)
         return
-    local = _our_end(thing, "object", actor=activity.actor, is_at="actor")
+    if isinstance(thing, Mapping) and {"Follow"}.isdisjoint(types_of(thing) or ("Follow",)):
+        return
+    local, follow_id = _our_end(thing, "object", actor=activity.actor, is_at="actor"), _url_of(thing)
+    names, connection = {"remote": activity.actor, "way": FollowDirection.FOLLOWER}, session.connection()
     if local is not None:
-        session.execute(_REMOVED, {"local": local, "remote": activity.actor, "way": FollowDirection.FOLLOWER})
-    elif (follow_id := _url_of(thing)) is not None:
-        named = {"remote": activity.actor, "follow": follow_id, "way": FollowDirection.FOLLOWER}
-        session.execute(_REMOVED_BY_ID, named)
+        removed = connection.execute(_REMOVED, {**names, "local": local})
+    elif follow_id is not None:
+        removed = connection.execute(_REMOVED_BY_ID, {**names, "follow": follow_id})
+    else:
+        return
+    if removed.rowcount == 0 and follow_id is not None:
+        remember(session, activity.actor, follow_id, now)
 
 
 def _told(session: Session, actor: str, thing: object, state: FollowState, now: datetime) -> None:

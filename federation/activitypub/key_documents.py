@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from federation.activitypub.documents import ACTIVITY_CONTEXT
-from federation.activitypub.multikeys import is_over, pem_of
+from federation.activitypub.multikeys import end_of, pem_of
 from federation.activitypub.signatures import LARGEST_RSA_BITS, SMALLEST_RSA_BITS, VerifyingKey
 from federation.http.errors import BlockedUrl
 from federation.http.guard import parse_target
@@ -101,11 +101,17 @@ class Key:
         """Whether another document has to show it."""
         return self.pem is None and self.multikey is None
 
-    def text(self, now: datetime) -> str | None:
-        """Return the key itself, if it is shown and not over."""
+    @property
+    def text(self) -> str | None:
+        """The key itself, if it is shown."""
         if self.multikey is None:
             return self.pem if isinstance(self.pem, str) else None
-        return None if is_over(self.multikey, now) else pem_of(self.multikey.get("publicKeyMultibase"))
+        return pem_of(self.multikey.get("publicKeyMultibase"))
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it ends, if it says so."""
+        return None if self.multikey is None else end_of(self.multikey)
 
 
 def _key(told: object) -> Key | None:
@@ -144,10 +150,11 @@ _DOCUMENT: Final = msgspec.json.Decoder(Document)
 
 @dataclass(frozen=True, slots=True)
 class ShownKey:
-    """A key as its owner shows it."""
+    """A key as its owner shows it, until it ends."""
 
     owner: str
     pem: str
+    expires_at: datetime | None = None
 
 
 def is_activity(content_type: str) -> bool:
@@ -197,8 +204,8 @@ def shown_by_owner(
         key = own.alone(key_id)
         if key is None or key.owner != owner:
             return None
-    text = key.text(now)
-    return None if text is None else ShownKey(owner, text)
+    text, end = key.text, key.expires_at
+    return None if text is None or (end is not None and end <= now) else ShownKey(owner, text, end)
 
 
 def owner_named(document: Document, key_id: str) -> str:

@@ -19,6 +19,7 @@ MOST_CHARACTERS: Final = 2048
 ED25519: Final = b"\xed\x01"
 RSA: Final = b"\x85\x24"
 """What a public key begins with, which for RSA goes on by PKCS #1."""
+_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 _BASE_58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _DIGITS: Final = {letter: digit for digit, letter in enumerate(_BASE_58)}
 
@@ -33,18 +34,18 @@ def pem_of(multibase: object) -> str | None:
         return None
 
 
-def is_over(told: Mapping[str, object], now: datetime) -> bool:
-    """Tell whether a key says that it is to be used no more, or says when in a form that nobody reads."""
+def end_of(told: Mapping[str, object]) -> datetime | None:
+    """Return when a key ends, if it says so. One that is revoked, or says it in a form that nobody reads, has ended."""
     expires = told.get("expires")
-    if told.get("revoked") is not None:
-        return True
+    if told.get("revoked") is not None or not isinstance(expires, str | None):
+        return _LONG_AGO
     if expires is None:
-        return False
+        return None
     try:
-        at = datetime.fromisoformat(expires) if isinstance(expires, str) else now
-    except ValueError:
-        return True
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)) <= now
+        at = datetime.fromisoformat(expires)
+        return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        return _LONG_AGO
 
 
 def _key_of(data: bytes) -> str | None:

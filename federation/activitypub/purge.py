@@ -10,7 +10,17 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, or_, select, t
 from sqlalchemy.orm import Mapped
 from sqlmodel import col
 
-from db import ActivityActor, ActivityFollow, ActivityInbox, ActivityKey, Database, ReceivedActivity, RemoteActorKey
+from db import (
+    ActivityActor,
+    ActivityFollow,
+    ActivityInbox,
+    ActivityKey,
+    Database,
+    ReceivedActivity,
+    RemoteActorKey,
+    UndoneFollow,
+)
+from federation.activitypub.undone import REMEMBERED
 from federation.retention import in_batches
 
 KEEP_INBOXES: Final = timedelta(days=90)
@@ -30,7 +40,8 @@ class ActivityPurge:
 
     Those of our actors 30 days after their use, those of others if they were not fetched again in that time.
 
-    What others sent goes after 30 days, and so do the follows of an actor of ours that was removed.
+    What others sent goes after 30 days, and so do the follows of an actor of ours that was removed. Follows that were
+    undone before they came are forgotten when they may come.
     """
 
     def __init__(self, database: Database) -> None:
@@ -48,11 +59,13 @@ class ActivityPurge:
         fetched = col(RemoteActorKey.fetched_at) < now - KEEP_REMOTE_KEYS
         removed = col(ActivityActor.removed_at) < now - KEEP_FOLLOWS
         received = col(ReceivedActivity.received_at) < now - KEEP_RECEIVED
+        undone = col(UndoneFollow.undone_at) < now - REMEMBERED
         return {
             "inboxes": await self._delete(ActivityInbox, col(ActivityInbox.url), *quiet),
             "actor_keys": await self._delete(ActivityKey, col(ActivityKey.key_id), retired),
             "remote_keys": await self._delete(RemoteActorKey, col(RemoteActorKey.key_id), fetched),
             "received": await self._delete(ReceivedActivity, col(ReceivedActivity.activity_hash), received),
+            "undone_follows": await self._delete(UndoneFollow, col(UndoneFollow.follow_hash), undone),
             "follows": await self._delete_follows(select(col(ActivityActor.id)).where(removed)),
         }
 
@@ -68,7 +81,7 @@ class ActivityPurge:
 
     async def _delete(
         self,
-        model: type[ActivityInbox | ActivityKey | ReceivedActivity | RemoteActorKey],
+        model: type[ActivityInbox | ActivityKey | ReceivedActivity | RemoteActorKey | UndoneFollow],
         key: Mapped[str],
         *expired: ColumnElement[bool],
     ) -> int:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import structlog
 from sqlalchemy import Connection, Executable, bindparam, exists, null, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
 
 from db import Database, ReceivedActivity, ReceivedState
 from federation.base.audit import UNRECORDED, Record
@@ -88,6 +89,13 @@ def store(
     }
     number: int | None = connection.execute(_new(connection.dialect.name), values).scalar_one_or_none()
     return number
+
+
+def taken_back(session: Session, activity_id: str, *, actor: str) -> bool:
+    """Note that an actor has taken back what he sent: what failed is not to be tried again. Return whether it came."""
+    named = {"activity": activity_id, "by": actor}
+    session.execute(_TAKEN_BACK, named)
+    return session.execute(_COME, named).first() is not None
 
 
 class ReceivedJobs:
@@ -239,6 +247,11 @@ def new_among(rows: Iterable[Any]) -> list[NewActivity]:
 TABLE: Final = ReceivedActivity.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time; Core skips the ORM
 IS_NEW: Final = TABLE.c.state == ReceivedState.NEW
 _OLDER: Final = TABLE.alias("older")
+_IS_HIS: Final = (TABLE.c.activity_id == bindparam("activity"), TABLE.c.actor == bindparam("by"))
+_COME: Final = select(TABLE.c.number).where(*_IS_HIS).limit(1)
+_TAKEN_BACK: Final = (
+    update(TABLE).where(*_IS_HIS, TABLE.c.state == ReceivedState.FAILED).values(state=ReceivedState.DONE, text="")
+)
 JOB_COLUMNS: Final = (TABLE.c.activity_hash, TABLE.c.actor, TABLE.c.attempts)
 _HOLDING: Final = (
     select(*JOB_COLUMNS, TABLE.c.number)

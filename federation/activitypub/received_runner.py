@@ -79,8 +79,8 @@ class OwnHandlers(Protocol):
     def is_for(self, activity: IncomingActivity) -> bool:
         """Tell whether nobody needs the activity's text once it is handled, though no function is for it."""
 
-    async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None:
-        """Write, in the transaction."""
+    async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> bool:
+        """Write, in the transaction. Return whether the activity counts, so that the application is told of it."""
 
 
 class ReceivedRunner:
@@ -204,8 +204,8 @@ class ReceivedRunner:
                 is_begun = True
                 try:
                     async with time_limit(self._limit):
-                        await self._own.handle(session, activity, prepared)
-                        for function in functions:
+                        counts = await self._own.handle(session, activity, prepared)
+                        for function in functions if counts else ():
                             await call(function, session, activity)
                 except Blocked:
                     await connection.invalidate()

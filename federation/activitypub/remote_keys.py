@@ -83,12 +83,17 @@ class KeyUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteKey:
-    """A key of an actor of another server, as the owner's document showed it at `fetched_at`."""
+    """A key of an actor of another server, as the owner's document showed it at `fetched_at`, until it ends."""
 
     key_id: str
     owner: str
     public: VerifyingKey = field(repr=False)
     fetched_at: datetime
+    expires_at: datetime | None = None
+
+    def is_over(self, now: datetime) -> bool:
+        """Tell whether it counts no more, by its owner's word."""
+        return self.expires_at is not None and self.expires_at <= now
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +179,13 @@ class RemoteKeys:
             Exception: whatever *admit* raises.
         """
         known = self._stored.get(key_id)
-        if known is not None and not refetch and self._clock.now() < self._end(known):
+        if known is not None and not refetch and self._is_fresh(known):
             self._stored.move_to_end(key_id)
             return known.key
         origin = self._origin(key_id)
         async with self._turn(key_id, origin):
             stored, now = await self._find(key_id, anew=refetch), self._clock.now()
-            if stored is not None and (self._is_recent(stored.refetched_at) if refetch else now < self._end(stored)):
+            if stored is not None and self._is_fresh(stored, refetch=refetch):
                 return stored.key
             self._fail_again(key_id, stored, now)
             await admit(origin in self._known_origins)
@@ -188,13 +193,15 @@ class RemoteKeys:
                 return await self._fetched(key_id, origin, stored, refetch=refetch)
 
     async def last(self, key_id: str) -> RemoteKey | None:
-        """Return a key as its owner showed it last, however long ago that was, if it was ever believed.
+        """Return a key as its owner showed it last, however long ago that was, if it was believed and has not ended.
 
         Raises:
             SQLAlchemyError: the database failed.
         """
         stored = await self._find(key_id, anew=False)
-        return stored.key if stored is not None and stored.is_written else None
+        if stored is None or not stored.is_written or stored.key.is_over(self._clock.now()):
+            return None
+        return stored.key
 
     async def believe(self, key: RemoteKey) -> None:
         """Keep for all processes a key that has verified a request of its owner.
@@ -256,8 +263,8 @@ class RemoteKeys:
         rows = await self._database.rows(_ROW, {"key": key_id})
         if not rows:
             return known
-        owner, pem, fetched_at, refetched_at, failed_at = rows[0]
-        key = RemoteKey(key_id=key_id, owner=owner, public=public_key(pem), fetched_at=fetched_at)
+        owner, pem, fetched_at, refetched_at, failed_at, end = rows[0]
+        key = RemoteKey(key_id=key_id, owner=owner, public=public_key(pem), fetched_at=fetched_at, expires_at=end)
         found = _Stored(key, refetched_at, failed_at)
         if known is not None and known.pem != found.pem:
             found = replace(found, refetched_at=self._clock.now())  # here this one is news, and worth a try
@@ -267,8 +274,12 @@ class RemoteKeys:
     def _is_recent(self, at: datetime | None) -> bool:
         return at is not None and self._clock.now() < at + LOOK_AGAIN
 
-    def _end(self, stored: _Stored) -> datetime:
-        return stored.key.fetched_at + self._kept
+    def _is_fresh(self, stored: _Stored, *, refetch: bool = False) -> bool:
+        """Tell whether a key counts without a look at it; *refetch*: another process may just have looked."""
+        now = self._clock.now()
+        if stored.key.is_over(now):
+            return False
+        return self._is_recent(stored.refetched_at) if refetch else now < stored.key.fetched_at + self._kept
 
     def _fail_again(self, key_id: str, stored: _Stored | None, now: datetime) -> None:
         """Raise what was raised a moment ago."""
@@ -283,7 +294,8 @@ class RemoteKeys:
         try:
             look = _Look(key_id, origin, until=monotonic() + FETCH_TIMEOUT.total_seconds())
             shown = await self._shown(look, now)
-            key = RemoteKey(key_id=key_id, owner=shown.owner, public=public_key(shown.pem), fetched_at=now)
+            public, end = public_key(shown.pem), shown.expires_at
+            key = RemoteKey(key_id=key_id, owner=shown.owner, public=public, fetched_at=now, expires_at=end)
         except (KeyRefused, KeyUnavailable) as failure:
             await self._failed(key_id, failure, stored, now)
             raise
@@ -387,6 +399,7 @@ def _store(connection: Connection, found: _Stored) -> None:
         "fetched_at": found.key.fetched_at,
         "refetched_at": found.refetched_at,
         "failed_at": None,
+        "expires_at": found.key.expires_at,
     }
     insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(_TABLE)
     others = {name: insert.excluded[name] for name in values if name != "key_id"}
@@ -394,6 +407,7 @@ def _store(connection: Connection, found: _Stored) -> None:
 
 
 _TABLE: Final = RemoteActorKey.__table__  # type: ignore[attr-defined] # SQLModel adds it at run time
-_COLUMNS: Final = tuple(_TABLE.c[name] for name in ("owner", "public_pem", "fetched_at", "refetched_at", "failed_at"))
+_NAMES: Final = ("owner", "public_pem", "fetched_at", "refetched_at", "failed_at", "expires_at")
+_COLUMNS: Final = tuple(_TABLE.c[name] for name in _NAMES)
 _ROW: Final = select(*_COLUMNS).where(_TABLE.c.key_id == bindparam("key"), _TABLE.c.fetched_at.is_not(None))
 _FAILED: Final = update(_TABLE).where(_TABLE.c.key_id == bindparam("key")).values(failed_at=bindparam("at"))

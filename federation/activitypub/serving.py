@@ -50,7 +50,7 @@ _ACTOR: Final = select(col(ActivityActor.is_instance), col(ActivityActor.removed
 MAX_NAMESAKES: Final = 100
 """How many actors whose URLs end alike are looked through for an account."""
 _NAMESAKES: Final = (
-    select(col(ActivityActor.created_at), col(ActivityActor.id))
+    select(col(ActivityActor.created_at), col(ActivityActor.id), col(ActivityActor.is_instance))
     .where(col(ActivityActor.name) == bindparam("found_by"), col(ActivityActor.removed_at).is_(None))
     .order_by(col(ActivityActor.created_at))  # as the index has them, so that no more than these are read
     .limit(MAX_NAMESAKES)
@@ -252,22 +252,29 @@ class Serving:
         if not name or not host or "/" in account or "@" in name:
             return problem(400, "The account is not of the form name@host", _OPEN)
 
+        is_ours = host.lower() == self._host
+
         async def found(url: object, name: str = name) -> Step:
+            if url is None and is_ours:  # the application need not know the actor that signs what we ask for
+                url = await self._namesake(name, is_instance=True)
             if not isinstance(url, str) or not await self._is_alive(url):
                 return unknown()
             return json_reply(documents.webfinger(f"acct:{name}@{host.lower()}", url), documents.JRD, _OPEN)
 
         if self._find is not None:
             return self._ask(wanted, self._find, account, then=found)
-        url = await self._namesake(name) if host.lower() == self._host else None
+        url = await self._namesake(name) if is_ours else None
         return unknown() if url is None else await found(url, documents.name_of(url))
 
     async def _named(self, wanted: Wanted, url: str) -> Step:
         """Answer for an actor's URL: its account has the name that its document has."""
-        if not await self._is_alive(url):
+        row = await self._row(url)
+        if row is None or row.removed_at is not None:
             return unknown()
 
         async def told(document: object) -> Step:
+            if document is None and row.is_instance:  # as its document is minimal then
+                document = {}
             if document is None:
                 return unknown()
             name = _mapping(document).get("preferredUsername")
@@ -288,11 +295,14 @@ class Serving:
         row = await self._row(url)
         return row is not None and row.removed_at is None
 
-    async def _namesake(self, name: str) -> str | None:
-        """Return the actor that has had this name longest, or else in other cases: Misskey asks in lower case."""
+    async def _namesake(self, name: str, *, is_instance: bool = False) -> str | None:
+        """Return the actor that has had this name longest, or else in other cases: Misskey asks in lower case.
+
+        *is_instance*: of those that stand for the node.
+        """
         ends = f"/{quote(name)}", f"/@{quote(name)}"
         rows = await self._database.rows(_NAMESAKES, {"found_by": quote(name).lower()})
-        alike = [row.id for row in sorted(rows)]
+        alike = [row.id for row in sorted(rows) if row.is_instance or not is_instance]
         return next((each for each in alike if each.endswith(ends)), next(iter(alike), None))
 
 

@@ -48,6 +48,8 @@ VerifyingKey: TypeAlias = rsa.RSAPublicKey | ed25519.Ed25519PublicKey
 MOST_SIGNATURES: Final = 3
 SMALLEST_RSA_BITS: Final = 2048
 LARGEST_RSA_BITS: Final = 8192
+SKEW: Final = timedelta(minutes=5)
+"""How far clocks may differ where a signature says when it ends: some give it ten seconds, and Mastodon an hour more."""
 
 _LONGEST_HEADER: Final = 16_384
 _LABEL: Final = "sig1"
@@ -60,6 +62,8 @@ _DIGESTS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
 }
 
 _SECONDS: Final = re.compile(r"[0-9]{1,15}")
+_DECIMAL: Final = re.compile(r"[0-9]{1,11}\.[0-9]{1,9}")
+"""How the draft's 2.1.5 lets an end be written; what is signed is its text."""
 _AUTHORITY: Final = re.compile(r"[^/?#]+")
 _TARGET: Final = re.compile(r"[^:/?#]+://[^/?#]*(?P<path>[^?#]*)(?P<query>\?[^#]*)?")
 
@@ -282,13 +286,15 @@ class SignatureClaim:
             told.append(_date(requested.headers.get("date", "")))
         if any(abs(now - each) > window for each in told):
             raise BadSignature("it was made at another time")
-        if expires is not None and expires < now:
+        if expires is not None and expires + min(SKEW, window) < now:
             raise BadSignature("it has expired")
 
     def _moment(self, name: str) -> datetime | None:
         seconds = self.parameters.get(name)
         if seconds is None:
             return None
+        if name == "expires" and self.kind is SignatureKind.CAVAGE and _DECIMAL.fullmatch(str(seconds)):
+            seconds = int(str(seconds).partition(".")[0])
         if not isinstance(seconds, int) or not 0 <= seconds < 1 << 37:  # after that, `datetime` knows no time
             raise BadSignature(f"{name} is no time")
         return datetime.fromtimestamp(seconds, UTC)

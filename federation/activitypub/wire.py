@@ -34,6 +34,7 @@ from federation.activitypub.answers import (
     is_page,
     reason_of,
     second_kind,
+    understood,
 )
 from federation.activitypub.codes import ALLOWS_HTTP, CODES, GONE, NOT_FOUND, is_taken
 from federation.activitypub.inboxes import Inboxes, InboxForgotten
@@ -258,7 +259,7 @@ class ActivityWire:
         finally:
             seen.waited = (seen.waited or 0.0) + monotonic() - started
         seen.answered = True
-        return response
+        return understood(response)
 
     async def _taken(self, sending: Sending, knock: Knock, *, is_news: bool) -> InboxForgotten | None:
         """Remember by which kind of signature, if that is news.

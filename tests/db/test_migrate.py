@@ -36,6 +36,7 @@ _OURS = {
     "accepted_keys",
     "activitypub_actors",
     "activitypub_follows",
+    "activitypub_undone_follows",
     "activitypub_inboxes",
     "activitypub_keys",
     "activitypub_received",

@@ -17,6 +17,7 @@ from federation.activitypub.answers import (
     is_page,
     reason_of,
     second_kind,
+    understood,
 )
 from federation.activitypub.codes import CODES, class_of_status, is_taken
 from federation.activitypub.signatures import SignatureKind
@@ -67,6 +68,21 @@ def test_the_class_of_a_status(statuses: Iterable[int], asks_to_wait: bool, kind
 def test_what_is_taken() -> None:
     """A 2xx, and 409: the receiver has it already."""
     assert [status for status in range(100, 1000) if is_taken(status)] == [*range(200, 300), 409]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "counts_as"),
+    [
+        (400, b'{"error":"unknown","message":""}', 409),
+        (400, b'{"error":"unknown","message":"Incoming activity has invalid signature"}', 400),
+        (400, b'{"error":"unknown"}', 400),
+        (400, b"[" * 100_000, 400),
+        (400, b"", 400),
+        (401, b'{"error":"unknown","message":""}', 401),
+    ],
+)
+def test_lemmy_says_in_its_own_way_that_it_has_it_already(status: int, body: bytes, counts_as: int) -> None:
+    assert understood(Response(status=status, headers={}, body=body)).status == counts_as
 
 
 def test_a_refusal_has_the_status_for_a_code_and_the_reason_in_its_message() -> None:

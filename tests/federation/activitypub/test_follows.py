@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -16,7 +17,17 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlmodel import col
 
-from db import ActivityActor, ActivityFollow, ActivityInbox, Database, FollowDirection, FollowState
+from db import (
+    ActivityActor,
+    ActivityFollow,
+    ActivityInbox,
+    Database,
+    FollowDirection,
+    FollowState,
+    ReceivedActivity,
+    ReceivedState,
+    UndoneFollow,
+)
 from federation.activitypub import follows
 from federation.activitypub.activities import PUBLIC, create
 from federation.activitypub.actors import found_by
@@ -25,6 +36,7 @@ from federation.activitypub.handlers import FollowDecision, Handlers, IncomingAc
 from federation.activitypub.inboxes import Inboxes
 from federation.activitypub.outbound import Recipient
 from federation.activitypub.remote_actors import ActorUnavailable, RemoteActors
+from federation.activitypub.undone import MOST_PER_ORIGIN, REMEMBERED, remember
 from federation.http.client import FederationClient
 from federation.http.errors import NetworkError
 from federation.http.guard import AddressGuard
@@ -38,13 +50,14 @@ PENDING, ACCEPTED, REJECTED = FollowState.PENDING, FollowState.ACCEPTED, FollowS
 
 @dataclass(slots=True)
 class Meeting:
-    """Alice, who is ours, and bob and carol on another server."""
+    """Alice, who is ours, and bob and carol on another server. `counts`: what came last means something."""
 
     sender: Sender
     server: MisbehavingServer
     client: FederationClient
     handlers: Handlers
     inboxes: Inboxes
+    counts: bool = True
 
     @property
     def bob(self) -> str:
@@ -81,7 +94,7 @@ class Meeting:
         incoming = IncomingActivity.of(json.dumps(activity), by or self.bob)
         prepared = await self.own.prepare(incoming)
         async with self.sender.outbox.transaction() as session:
-            await self.own.handle(session, incoming, prepared)
+            self.counts = await self.own.handle(session, incoming, prepared)
 
     async def rows(self) -> dict[tuple[str, str], tuple[FollowState, str | None]]:
         """State and Follow of each pair: the other's name, and the direction."""
@@ -159,6 +172,21 @@ async def test_a_repeated_follow_is_answered_again(meeting: Meeting) -> None:
     inbox = f"{meeting.bob}/inbox"
     ids = [f"{meeting.bob}/follows/{number}" for number in (1, 2)]
     assert await meeting.answers() == [("Accept", each, inbox) for each in ids]
+
+
+async def test_each_answer_has_an_id_of_its_own(meeting: Meeting) -> None:
+    """Also to one Follow that is accepted, rejected and accepted, or comes again: who knows the id drops the answer."""
+    await meeting.receives(meeting.follow())
+    for answer in (FollowDecision.REJECT, FollowDecision.ACCEPT, FollowDecision.REJECT):
+        async with meeting.sender.outbox.transaction() as session:
+            work = partial(follows.answered, local=ALICE, remote=meeting.bob, answer=answer, now=NOW)
+            made, recipient = await session.run_sync(work) or ({}, None)
+            assert recipient is not None
+            await meeting.sender.send(session, made, recipient)
+    await meeting.receives(meeting.follow())
+    ids = [json.loads(text.payload)["id"] for text in await meeting.sender.texts()]
+    assert len(set(ids)) == 5
+    assert {each.partition("#")[2].partition("/")[0] for each in ids} == {"accepts", "rejects"}
 
 
 @pytest.mark.parametrize(
@@ -347,6 +375,92 @@ async def test_only_its_own_actor_undoes_a_follow(meeting: Meeting) -> None:
     assert set(await meeting.rows()) == {("carol", "follower")}
     await meeting.receives({"type": "Undo", "object": carols["id"]}, by=meeting.carol)
     assert await meeting.rows() == {}
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+async def test_a_follow_that_comes_after_its_undo_changes_nothing(meeting: Meeting, by_id: bool) -> None:
+    """It was overtaken while its server tried again. Once: what Misskey sends later has the same name, and counts."""
+    made = meeting.follow()
+    await meeting.receives({"type": "Undo", "object": made["id"] if by_id else made})
+    for other, by in ((meeting.follow(2), meeting.bob), ({**made, "actor": meeting.carol}, meeting.carol)):
+        meeting.shows(by)
+        await meeting.receives(other, by=by)
+        await meeting.receives({"type": "Undo", "object": other}, by=by)
+    answered = len(await meeting.answers())
+    await meeting.receives(made)
+    assert (await meeting.rows(), len(await meeting.answers()), meeting.counts) == ({}, answered, False)
+    await meeting.receives(made)
+    assert (await meeting.rows(), meeting.counts) == ({("bob", "follower"): (ACCEPTED, made["id"])}, True)
+
+
+async def test_an_undo_is_remembered_for_six_hours(meeting: Meeting) -> None:
+    for number, wait in enumerate((REMEMBERED - timedelta(seconds=1), REMEMBERED)):
+        await meeting.receives({"type": "Undo", "object": meeting.follow(number)})
+        meeting.sender.clock.advance(wait)
+        await meeting.receives(meeting.follow(number))
+        assert meeting.counts == (wait == REMEMBERED)
+
+
+async def test_an_undo_whose_follow_has_come_is_not_remembered(meeting: Meeting) -> None:
+    """Or one whose first Follow was dropped, and who sends the next under its name, would never follow."""
+    made = meeting.follow()
+    await meeting.receives({"type": "Undo", "object": made})
+    async with meeting.sender.database.transaction() as session:
+        values = {"type": "Follow", "actor": meeting.bob, "received_at": NOW, "text": ""}
+        session.add(ReceivedActivity(activity_hash="first", activity_id=made["id"], **values))
+    await meeting.receives(made)
+    assert not meeting.counts
+    await meeting.receives({"type": "Undo", "object": made})
+    await meeting.receives(made)
+    assert meeting.counts
+
+
+async def test_a_follow_that_failed_is_not_tried_again_once_it_is_undone(meeting: Meeting) -> None:
+    """An operator who retries all that failed would make a follower who is none; other activities he does retry."""
+    made, other = meeting.follow(), meeting.follow(2)
+    async with meeting.sender.database.transaction() as session:
+        for each in (made, other):
+            values = {"type": "Follow", "actor": meeting.bob, "received_at": NOW, "text": json.dumps(each)}
+            state = ReceivedState.FAILED
+            session.add(ReceivedActivity(activity_hash=each["id"], activity_id=each["id"], state=state, **values))
+    await meeting.receives({"type": "Undo", "object": other}, by=meeting.carol)
+    await meeting.receives({"type": "Undo", "object": made})
+    async with meeting.sender.database.read() as session:
+        rows = (await session.execute(select(ReceivedActivity))).scalars()
+        found = {row.activity_id: (row.state, row.text) for row in rows}
+    kept = (ReceivedState.FAILED, json.dumps(other))
+    assert found == {made["id"]: (ReceivedState.DONE, ""), other["id"]: kept}
+
+
+@pytest.mark.parametrize("type_", ["Like", "Announce", ["Block"]])
+async def test_an_undo_of_something_else_is_no_follows(meeting: Meeting, type_: object) -> None:
+    made = meeting.follow()
+    await meeting.receives({"type": "Undo", "object": {**made, "type": type_}})
+    await meeting.receives(made)
+    assert meeting.counts
+
+
+async def test_so_many_undos_are_remembered_of_an_origin(meeting: Meeting) -> None:
+    """The latest."""
+    async with meeting.sender.database.transaction() as session:
+        for number in range(MOST_PER_ORIGIN + 2):
+            at = NOW + timedelta(seconds=number)
+            await session.run_sync(remember, meeting.bob, f"{meeting.bob}/follows/{number}", at)
+        await session.run_sync(remember, "https://c.example/carol", "https://c.example/1", NOW)
+    async with meeting.sender.database.read() as session:
+        rows = (await session.execute(select(UndoneFollow).order_by(col(UndoneFollow.undone_at)))).scalars().all()
+    theirs = [row.undone_at for row in rows if row.server_url == meeting.server.url]
+    assert (len(theirs), theirs[0], len(rows)) == (MOST_PER_ORIGIN, NOW + timedelta(seconds=2), MOST_PER_ORIGIN + 1)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+async def test_a_follow_that_comes_after_the_end_of_its_actor_changes_nothing(meeting: Meeting, status: int) -> None:
+    """His server says that there is nobody."""
+    await meeting.receives({"type": "Delete", "object": meeting.bob})
+    meeting.server.routes["/users/bob"] = respond(status)
+    await meeting.receives(meeting.follow())
+    assert await meeting.rows() == {}
+    assert await meeting.answers() == []
 
 
 @pytest.mark.parametrize("by_id", [False, True])

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, MutableMapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -17,7 +17,7 @@ from db import ReceivedActivity, create_host_tables
 from federation.activitypub.application import ActorsApp, asgi, respond
 from federation.activitypub.inbox import MOST_OF_ACTIVITY
 from federation.activitypub.key_documents import public_key
-from federation.activitypub.signatures import Requested, claims_in
+from federation.activitypub.signatures import Requested, SignatureKind, claims_in
 from federation.node.limits import NEW_SERVERS_PER_CLIENT
 from federation.runtime.composition import Federation
 from federation.runtime.nodes import adopt, release
@@ -84,6 +84,49 @@ async def test_a_node_takes_activities(node: Federation, port: int, bob: RemoteA
     [row] = await received(node)
     assert (row.activity_id, json.loads(row.text)) == (activity["id"], activity)
     assert (await node.tasks_queue.counts())[JobState.QUEUED] == 1
+
+
+def written(head: str, headers: dict[str, str], body: bytes) -> bytes:
+    """A request as bytes; what is no header of the signature goes before those."""
+    lines = [head, "X-Forwarded-For: 192.0.2.9", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def chunked(body: bytes) -> bytes:
+    """With an extension and a trailer, which mean nothing."""
+    return b"".join(b"%x;a=b\r\n%b\r\n" % (len(each), each) for each in (body[:7], body[7:])) + b"0\r\nX: y\r\n\r\n"
+
+
+ODD: Final = {
+    "chunked": ("POST {path} HTTP/1.1", {"Host": "a.example", "Transfer-Encoding": "chunked"}, chunked),
+    "HTTP/1.0": ("POST {path} HTTP/1.0", {"Host": "a.example", "Content-Length": "{length}"}, bytes),
+    "trailing dot": ("POST {path} HTTP/1.1", {"Host": "a.example.", "Content-Length": "{length}"}, bytes),
+    "port": ("POST {path} HTTP/1.1", {"Host": "A.example:443", "Content-Length": "{length}"}, bytes),
+    "expects": (
+        "POST {path} HTTP/1.1",
+        {"Host": "a.example", "Content-Length": "{length}", "Expect": "100-continue", "Accept-Encoding": "gzip"},
+        bytes,
+    ),
+}
+"""Requests that are legal, and rare: what they begin with, headers that frame them, and what becomes of the body."""
+
+
+@pytest.mark.parametrize("kind", list(SignatureKind))
+@pytest.mark.parametrize("name", ODD)
+async def test_requests_of_rare_forms_are_taken(
+    node: Federation, port: int, bob: RemoteActor, name: str, kind: SignatureKind
+) -> None:
+    head, framing, sent = ODD[name]
+    body = json.dumps(bob.activity()).encode()
+    signed = bob.signed(OWN_URL + INBOX, body, SystemClock().now(), kind=kind)
+    headers = {each: value.format(length=len(body)) for each, value in framing.items()} | signed
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(written(head.format(path=INBOX), {**headers, "Connection": "close"}, sent(body)))
+    answer = await reader.read()
+    writer.close()
+    assert b"HTTP/1.1 202" in answer
+    [row] = await received(node)
+    assert json.loads(row.text) == bob.activity()
 
 
 async def test_keys_are_asked_for_in_the_name_of_an_actor_that_is_shown(

@@ -17,9 +17,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from federation.activitypub.documents import ACTIVITY_JSON
 from federation.activitypub.key_documents import KeyRefused, public_key, read_document, shown_by_owner
 from federation.activitypub.multikeys import MOST_CHARACTERS, pem_of
+from federation.activitypub.remote_keys import LOOK_AGAIN
 from federation.protocol.encodings import encode_base64
 from tests.federation.activitypub.remote import RemoteActor, loaded, private_key, shows
-from tests.federation.activitypub.test_inbox import Door, database_url, door, status  # noqa: F401 - fixtures
+from tests.federation.activitypub.test_inbox import Door, database_url, door, inbox_on, status  # noqa: F401 - fixtures
+from tests.misbehaving import respond
 
 URL: Final = "https://b.example/users/bob"
 KEY_ID: Final = f"{URL}#ed25519-key"
@@ -123,6 +125,7 @@ def test_a_key_is_shown_in_any_of_these_forms(keys: object) -> None:
         multikey(expires="2026-04-30T23:59:59Z"),
         multikey(expires="2026-04-30"),
         multikey(expires="soon"),
+        multikey(expires="9999-12-31T23:59:59-01:00"),
         multikey(expires=7),
         KEY_ID,
         [multikey(id=f"{URL}#{number}") for number in range(20)] + [multikey()],
@@ -154,10 +157,12 @@ class Ed25519Actor(RemoteActor):
     """Signs by RFC 9421 with a key that only `assertionMethod` shows, as an actor without RSA has."""
 
     private: ed25519.Ed25519PrivateKey = field(default_factory=ed25519.Ed25519PrivateKey.generate, repr=False)
+    expires: datetime | None = None
 
     def document(self, **members: object) -> dict[str, object]:
         key = multikey(id=f"{self.id}#ed25519-key", controller=self.id)
         key["publicKeyMultibase"] = multibase(self.private.public_key())
+        key["expires"] = self.expires and self.expires.isoformat()
         return {"id": self.id, "type": "Person", "assertionMethod": [key], **members}
 
     def signed(self, url: str, body: bytes, at: datetime, **_signing: Any) -> dict[str, str]:
@@ -191,3 +196,29 @@ async def test_a_key_that_was_replaced_is_looked_at_anew(door: Door) -> None:  #
     door.server.routes["/users/eve"] = shows(eve.document())
     door.clock.advance(timedelta(minutes=6))
     assert status(await door.post(eve.activity(2), actor=eve)) == 202
+
+
+@pytest.mark.parametrize("kept", ["in memory", "in the database", "by a server that is away"])
+async def test_a_key_ends_when_it_says(door: Door, kept: str) -> None:  # noqa: F811 - the fixture
+    """However lately it was fetched. The next one under its name counts, and the news of its owner's end does not."""
+    eve = Ed25519Actor(door.server, "/users/eve", expires=door.clock.now() + timedelta(minutes=10))
+    door.server.routes["/users/eve"] = shows(eve.document())
+    assert status(await door.post(eve.activity(), actor=eve)) == 202
+    door.clock.advance(timedelta(minutes=9))
+    assert status(await door.post(eve.activity(2), actor=eve)) == 202
+    assert door.server.hits == 1
+    door.clock.advance(timedelta(minutes=1))
+    if kept == "by a server that is away":
+        door.server.routes["/users/eve"] = respond(500)
+        assert status(await door.post(eve.activity(3), actor=eve)) == 503
+        door.server.routes["/users/eve"] = respond(410)
+    delete = eve.activity(4, type="Delete", object=eve.id)
+    async with inbox_on(door.database, door.server) as other:
+        other.clock.advance(door.clock.now() - other.clock.now() + LOOK_AGAIN)
+        at = other if kept == "in the database" else door
+        door.clock.advance(LOOK_AGAIN)
+        assert [status(await at.post(each, actor=eve)) for each in (eve.activity(3), delete)] == [401, 401]
+        eve.expires = at.clock.now() + timedelta(days=1)
+        door.server.routes["/users/eve"] = shows(eve.document())
+        at.clock.advance(LOOK_AGAIN)
+        assert status(await at.post(eve.activity(5), actor=eve)) == 202

@@ -17,6 +17,7 @@ from db import (
     ReceivedActivity,
     ReceivedState,
     RemoteActorKey,
+    UndoneFollow,
 )
 from federation.activitypub.purge import (
     BATCH,
@@ -27,6 +28,7 @@ from federation.activitypub.purge import (
     KEEP_RETIRED_KEYS,
     ActivityPurge,
 )
+from federation.activitypub.undone import REMEMBERED
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=400)
@@ -62,18 +64,22 @@ async def test_what_is_old_goes(database: Database) -> None:
                 key("in use", None),
                 RemoteActorKey(key_id="unused", fetched_at=NOW - KEEP_REMOTE_KEYS - MOMENT),
                 RemoteActorKey(key_id="used", fetched_at=NOW - KEEP_REMOTE_KEYS),
+                UndoneFollow(follow_hash="old", server_url="", undone_at=NOW - REMEMBERED - MOMENT),
+                UndoneFollow(follow_hash="remembered", server_url="", undone_at=NOW - REMEMBERED),
                 received("done", NOW - KEEP_RECEIVED - MOMENT, ReceivedState.DONE),
                 received("failed", NOW - KEEP_RECEIVED - MOMENT, ReceivedState.FAILED),
                 received("known", NOW - KEEP_RECEIVED, ReceivedState.DONE),
             ]
         )
     purge = ActivityPurge(database)
-    assert await purge(NOW) == {"inboxes": 2, "actor_keys": 1, "remote_keys": 1, "received": 2, "follows": 0}
+    numbers = {"inboxes": 2, "actor_keys": 1, "remote_keys": 1, "received": 2, "undone_follows": 1, "follows": 0}
+    assert await purge(NOW) == numbers
     assert not any((await purge(NOW)).values())
     async with database.read() as session:
         inboxes = (await session.execute(select(ActivityInbox.url))).scalars()
         keys = (await session.execute(select(ActivityKey.key_id))).scalars()
         assert (await session.execute(select(ReceivedActivity.activity_hash))).scalars().all() == ["known"]
+        assert list((await session.execute(select(UndoneFollow.follow_hash))).scalars()) == ["remembered"]
         assert sorted(inboxes) == ["https://b.example/missed", "https://b.example/tried"]
         assert sorted(keys) == ["in use", "just retired"]
         assert list((await session.execute(select(RemoteActorKey.key_id))).scalars()) == ["used"]

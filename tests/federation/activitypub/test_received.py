@@ -57,6 +57,7 @@ class NothingOfOurOwn:
     def __init__(self) -> None:
         self.both, self._begun = asyncio.Event(), 0
         self.refuses: Exception | None = None
+        self.counts = True
 
     async def prepare(self, activity: IncomingActivity) -> None:
         if self.refuses is not None:
@@ -68,7 +69,8 @@ class NothingOfOurOwn:
     def is_for(self, activity: IncomingActivity) -> bool:
         return "Follow" in activity.types
 
-    async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> None: ...
+    async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> bool:
+        return self.counts
 
 
 @dataclass(slots=True)
@@ -197,6 +199,15 @@ async def test_what_this_node_handles_alone_keeps_none(arriving: Arriving) -> No
     await arriving.jobs.keep(activity_hash=hash_of("f"), activity_id=f"{BOB}/f", type="Follow", actor=BOB, text=text)
     assert await arriving.run("f") is None
     assert ((await arriving.rows())["f"].state, (await arriving.rows())["f"].text) == (ReceivedState.DONE, "")
+
+
+async def test_the_application_is_not_told_of_what_does_not_count(arriving: Arriving) -> None:
+    """It is done."""
+    arriving.handlers.on("Create")(write)
+    arriving.own.counts = False
+    await arriving.arrives("a")
+    await arriving.run("a")
+    assert (await arriving.states(), await arriving.written()) == ({"a": ReceivedState.DONE}, [])
 
 
 async def test_one_that_raises_is_tried_five_times_and_holds_what_came_after_it(arriving: Arriving) -> None:

@@ -372,7 +372,21 @@ async def test_the_account_of_a_url_has_the_name_of_the_document(site: Site) -> 
     site.functions["actor"] = {ALICE: {"id": ALICE, "preferredUsername": "Alicia"}, BOB: {"id": BOB}}.get
     assert read(await site.finger(ALICE))["subject"] == "acct:Alicia@a.example"
     assert read(await site.finger(BOB))["subject"] == "acct:bob@a.example"
-    assert (await site.finger(NODE)).status == 404  # the application does not know it
+    await site.add(f"{OWN_URL}/users/carol")
+    assert (await site.finger(f"{OWN_URL}/users/carol")).status == 404  # the application does not know her
+
+
+async def test_the_nodes_own_actor_is_found_though_the_application_does_not_know_it(site: Site) -> None:
+    """Mastodon looks up by WebFinger whoever signs what we ask for, and shows nothing to who is not found."""
+    site.functions |= {"find": {}.get, "actor": {}.get}
+    name = read(await site.ask("/actor"))["preferredUsername"]
+    for resource in (f"acct:{name}@a.example", "acct:Actor@A.example", NODE):
+        found = read(await site.finger(resource))
+        assert (found["links"][0]["href"], found["subject"].lower()) == (NODE, "acct:actor@a.example")
+    for other in ("acct:alice@a.example", "acct:actor@b.example", ALICE):
+        assert (await site.finger(other)).status == 404
+    site.functions["find"] = {"actor@a.example": ALICE}.get
+    assert read(await site.finger("acct:actor@a.example"))["links"][0]["href"] == ALICE
 
 
 async def test_nodeinfo_and_host_meta(site: Site) -> None:

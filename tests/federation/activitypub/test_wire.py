@@ -103,6 +103,14 @@ async def test_a_400_by_both_kinds_of_signature_is_a_refusal(stage: Scene) -> No
     assert (link.state, link.evidence, link.signature) == (LinkState.UP, 0, None)
 
 
+async def test_what_lemmy_has_already_is_over(stage: Scene) -> None:
+    """It took it by an answer that was lost: by one knock, and for the record as others say it."""
+    stage.peer.default = respond(400, body=b'{"error":"unknown","message":""}')
+    fate = await stage.fate()
+    assert (fate.row, fate.codes, stage.peer.hits) == (None, [None], 1)
+    assert [attempt.http_status for attempt in fate.log] == [409]
+
+
 @pytest.mark.parametrize("status", [408, 425, 500, 502, 504, 599, 301, 302, 303, 304])
 async def test_a_server_that_could_not_judge_gets_it_later(stage: Scene, status: int) -> None:
     stage.peer.default = respond(status, {"Location": "https://c.example/inbox"}, b"")
