@@ -154,10 +154,10 @@ _admins: dict[str, psycopg.Connection] = {}
 """Of each server: to connect takes as long as to make a database."""
 
 
-def _administer(server: str, statement: str) -> None:
+def _admin(server: str) -> psycopg.Connection:
     if server not in _admins:
         _admins[server] = psycopg.connect(server.replace("+psycopg", ""), autocommit=True)
-    _admins[server].execute(statement.encode())
+    return _admins[server]
 
 
 @contextlib.contextmanager
@@ -165,10 +165,12 @@ def postgres_database(server: str, *, template: str | None = None) -> Iterator[s
     """URL (psycopg 3) of a database that is dropped afterwards: empty, or a copy of the database `template` names."""
     name = f"test_{uuid.uuid4().hex}"
     source = f" TEMPLATE {sqlalchemy.make_url(template).database}" if template else ""
+    admin = _admin(server)
     # As files, with what PostgreSQL keeps there for who connects: through its log it takes half as long again.
-    _administer(server, f"CREATE DATABASE {name}{source} STRATEGY file_copy")
+    copied = " STRATEGY file_copy" if admin.info.server_version >= 150_000 else ""  # before, there is no other way
+    admin.execute(f"CREATE DATABASE {name}{source}{copied}".encode())
     yield sqlalchemy.make_url(server).set(database=name).render_as_string(hide_password=False)
-    _administer(server, f"DROP DATABASE {name} WITH (FORCE)")
+    admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ def watched() -> Iterator[Watched]:
     with contextlib.ExitStack() as stack:
         quick = ("--repl-diskless-sync-delay", "0")
         master = stack.enter_context(valkey(*quick))
-        replica = stack.enter_context(valkey("--replicaof", f"127.0.0.1 {master.port}", *quick))
+        replica = stack.enter_context(valkey("--replicaof", "127.0.0.1", str(master.port), *quick))
         yield Watched(master, replica, stack.enter_context(sentinel_of(master.port)))
 
 

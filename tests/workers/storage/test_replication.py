@@ -41,7 +41,7 @@ class Pair:
 def pair() -> Iterator[Pair]:
     with (
         valkey("--repl-diskless-sync-delay", "0") as master,
-        valkey("--replicaof", f"127.0.0.1 {master.port}") as other,
+        valkey("--replicaof", "127.0.0.1", str(master.port)) as other,
     ):
         found = Pair(master, other)
         yield found

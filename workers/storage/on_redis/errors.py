@@ -10,7 +10,7 @@ from redis import exceptions
 
 from workers.errors import ForeignQueue, StorageDamaged, StorageError, StorageFull, StorageUnavailable, WorkersError
 from workers.storage.on_redis.master import MasterUnknown
-from workers.storage.on_redis.wire import Reply, rejected_certificate
+from workers.storage.on_redis.wire import Reply, cause, rejected_certificate
 
 _UNAVAILABLE: Final = (
     exceptions.ConnectionError,
@@ -27,8 +27,6 @@ FULL: Final = (
     "the Redis server's memory is full (maxmemory), and it took nothing of this step: work jobs off, remove some, or"
     " raise maxmemory"
 )
-_FULL_BEFORE_7: Final = "-OOM "
-"""The code in the message by which a server before Redis 7 says that a script stopped at a full memory."""
 NOT_RUN: Final = (exceptions.NoScriptError, exceptions.MovedError)
 ALONE: Final = "the server is one of a Redis Cluster, and another has the queue: its URL begins with redis+cluster://"
 DAMAGED: Final = "DAMAGED"
@@ -44,6 +42,7 @@ class Redirected(StorageUnavailable):
 
 def translate(error: BaseException) -> WorkersError:
     """Return the error of ours that a server's or connection's error means."""
+    error = cause(error)
     if isinstance(error, _REFUSED):
         return StorageError(f"the Redis server refused the log-in ({type(error).__name__}); check user and password")
     certificate = rejected_certificate(error)
@@ -55,7 +54,7 @@ def translate(error: BaseException) -> WorkersError:
         return Redirected("another server of the Redis Cluster has the queue now")
     # redis-py has no types for these errors, and leaves the protocol's error code in front of the message.
     code, _, rest = str(error).partition(" ")
-    if isinstance(error, exceptions.OutOfMemoryError) or (code == "ERR" and _FULL_BEFORE_7 in rest):
+    if isinstance(error, exceptions.OutOfMemoryError):
         return StorageFull(FULL)
     if isinstance(error, _UNAVAILABLE) or code in _BUSY_CODES:
         return StorageUnavailable(f"the Redis server did not answer ({type(error).__name__})")

@@ -29,6 +29,7 @@ from redis.asyncio.connection import AbstractConnection, Connection, ConnectionP
 from redis.crc import key_slot
 
 from workers.errors import StorageError
+from workers.storage.on_redis.wire import cause
 from workers.storage.redis_urls import Address, Deployment, read_deployment
 
 ASKED_IN_TIME: Final = 3
@@ -184,7 +185,7 @@ class MasterConnection(Connection):
         """Learn from an error that the server replied whether it is still the master, and which one is."""
         if isinstance(error, exceptions.MovedError):
             self._master.moved((error.host or self.host, error.port))
-        elif isinstance(error, exceptions.ReadOnlyError | exceptions.ClusterDownError):
+        elif isinstance(cause(error), exceptions.ReadOnlyError | exceptions.ClusterDownError):
             self._master.doubt((self.host, self.port))
 
 

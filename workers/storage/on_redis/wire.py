@@ -5,15 +5,25 @@ redis-py's own packing and its pipelines take several times as long.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from ssl import SSLCertVerificationError
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
 Reply: TypeAlias = Any  # the answer of a script or command; each caller knows its shape
+
+_STOPPED: Final = re.compile(
+    r"(?:ERR )?(?:Error running script \(call to f_\w+\): )?(?:@user_script: ?\d+: )+-?"
+    r"(?P<code>[A-Z]+) (?P<message>.*)",
+    re.DOTALL,
+)
+"""What a server before Redis 7 says of a script that an error stopped; since then it says the error itself."""
+_TYPES: Final = {"OOM": exceptions.OutOfMemoryError, "READONLY": exceptions.ReadOnlyError}
+"""Those of redis-py for errors that stop a script, by their codes."""
 
 
 def packed(command: Command) -> bytes:
@@ -43,6 +53,17 @@ async def read_replies(connection: AbstractConnection, commands: Sequence[Comman
         except exceptions.ResponseError as error:
             replies.append(error)
     return replies
+
+
+def cause(error: BaseException) -> BaseException:
+    """Return the error that stopped a script, as a server since Redis 7 says it; any other error is itself."""
+    stopped = _STOPPED.match(str(error)) if isinstance(error, exceptions.ResponseError) else None
+    if stopped is None:
+        return error
+    known = _TYPES.get(stopped["code"])
+    if known is None:
+        return exceptions.ResponseError(f"{stopped['code']} {stopped['message']}")
+    return known(stopped["message"])
 
 
 def rejected_certificate(error: BaseException | None) -> SSLCertVerificationError | None:

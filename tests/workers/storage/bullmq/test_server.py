@@ -259,10 +259,8 @@ async def test_a_subscription_outlives_its_server(own_server: ValkeyProcess) -> 
     await storage.disconnect()
 
 
-FULL_IN_A_SCRIPT = (
-    "ERR Error running script (call to f_1): @user_script:7: @user_script: 7: -OOM command not allowed when used memory"
-)
-"""As a server before Redis 7 says it."""
+STOPPED = "Error running script (call to f_1): @user_script:7: @user_script: 7: "
+"""What a server before Redis 7 says of an error within a script, as redis-py tells it."""
 
 
 @pytest.mark.parametrize(
@@ -273,7 +271,13 @@ FULL_IN_A_SCRIPT = (
         (redis.exceptions.BusyLoadingError("loading"), StorageUnavailable),
         (redis.exceptions.ReadOnlyError("You can't write against a read only replica."), StorageUnavailable),
         (redis.exceptions.OutOfMemoryError("command not allowed"), StorageFull),
-        (redis.exceptions.ResponseError(FULL_IN_A_SCRIPT), StorageFull),
+        (redis.exceptions.ResponseError(f"{STOPPED}-OOM command not allowed when used memory"), StorageFull),
+        (redis.exceptions.ResponseError(f"ERR {STOPPED}-OOM command not allowed when used memory"), StorageFull),
+        (redis.exceptions.ResponseError("@user_script: 7: -OOM command not allowed"), StorageFull),  # as it caught it
+        (redis.exceptions.ResponseError(f"{STOPPED}-READONLY You can't write"), StorageUnavailable),
+        (redis.exceptions.ResponseError(f"{STOPPED}-MISCONF Errors writing to disk"), StorageUnavailable),
+        (redis.exceptions.ResponseError(f"{STOPPED}-NOREPLICAS Not enough good replicas"), StorageUnavailable),
+        (redis.exceptions.ResponseError(f"{STOPPED}The user can't run this command"), StorageError),
         (redis.exceptions.MasterDownError("Link with MASTER is down"), StorageUnavailable),
         (redis.exceptions.ResponseError("BUSY Redis is busy running a script."), StorageUnavailable),
         (redis.exceptions.ResponseError("MISCONF Errors writing to disk"), StorageUnavailable),

@@ -50,6 +50,8 @@ def server(own_server: ValkeyProcess) -> Server:
 async def storage(server: Server) -> AsyncIterator[RedisStorage]:
     storage = RedisStorage(server.url, "full")
     await storage.connect()
+    if not storage.capabilities.works_when_full:
+        pytest.skip("a server before Redis 7 stays full")
     yield storage
     await storage.disconnect()
 
