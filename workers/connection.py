@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from workers.batching import Batcher
@@ -152,13 +153,20 @@ def _portions(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
         yield jobs[start : start + PORTION]
 
 
-@contextlib.contextmanager
-def naming(jobs: Iterable[NewJob]) -> Iterator[None]:
-    """Tell with a lost answer which ids it was about."""
-    try:
-        yield
-    except StorageUnavailable as error:
-        raise error.naming(job.id for job in jobs) from error
+class Naming:
+    """Tells with a lost answer which jobs it was about; each enqueue makes one, and so it is no generator's context."""
+
+    def __init__(self, jobs: Sequence[NewJob]) -> None:
+        self._jobs = jobs
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, StorageUnavailable):
+            raise error.naming(job.id for job in self._jobs) from error
 
 
 Surroundings: TypeAlias = Callable[[list[NewJob]], contextlib.AbstractContextManager[list[NewJob]]]

@@ -13,7 +13,7 @@ from typing import Self, Unpack
 
 from workers.chains import Chain, Continuation
 from workers.checks import MAX_ATTEMPTS, as_duration, as_lease, check_whole
-from workers.connection import QueueConnection, naming, surroundings
+from workers.connection import Naming, QueueConnection, surroundings
 from workers.crons import Crons
 from workers.details import JobDetails, JobReader
 from workers.ends import result_of
@@ -183,7 +183,7 @@ class Queue:
     async def enqueue_spec(self, spec: JobSpec) -> Enqueued:
         """See `enqueue`."""
         job = self._new_job(spec)
-        with naming([job]):
+        with Naming([job]):
             await self._connection.open()
             return self._decoded(await self._store(job))
 
@@ -194,7 +194,7 @@ class Queue:
         deduplication key, it is one round trip always, and all or none are stored.
         """
         jobs = await in_slices(lambda spec: self._new_job(check_spec(spec)), specs)
-        with naming(jobs):
+        with Naming(jobs):
             await self._connection.open(connection)
             with self._surround(jobs) as chosen:
                 results = await self._connection.store_many(chosen, connection)
@@ -273,7 +273,7 @@ class Queue:
         timeout = check_timeout(timeout)
         spec = JobSpec(payload=payload, name=name, **options)
         job = self._new_job(spec)
-        with naming([job]):
+        with Naming([job]):
             await self._connection.open()
             async with self._reader.explaining(job.id, job.payload):
                 return self._result_serde.loads(await end_of(self.storage, job.id, partial(self._store, job), timeout))

@@ -6,7 +6,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
-from workers.checks import MAX_DELAY
+from workers.checks import MAX_DELAY, NO_TIME
 
 
 class Drop(Enum):
@@ -52,7 +52,9 @@ def told_with_the_end(result: bytes, keep: Retention) -> bytes | None:
 
 def check_retention(value: Retention) -> None:
     """Accept `DROP` or a positive duration of at most 100 years."""
-    if value is not DROP and not isinstance(value, timedelta):
+    if value is DROP:
+        return
+    if not isinstance(value, timedelta):
         raise TypeError(f"a retention is DROP or a timedelta, not {value!r}")
-    if value is not DROP and not timedelta(0) < value <= MAX_DELAY:
+    if not NO_TIME < value <= MAX_DELAY:
         raise ValueError(f"a retention is DROP or a duration up to 100 years above zero, not {value}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypedDict
 
-from workers.checks import as_duration, check_text, new_id
+from workers.checks import NO_TIME, as_duration, check_text, new_id
 from workers.deduplication import Deduplication
 from workers.follow_ups import NextJob
 from workers.jobs import AfterFailure, EnqueueStatus, JobRef, JobState, JobStatus, NewJob, Retention
@@ -149,7 +149,7 @@ def new_job(
         deduplication=spec.deduplication,
         after=after,
         after_elsewhere=elsewhere,
-        after_failure=AfterFailure(spec.after_failure),
+        after_failure=as_after_failure(spec.after_failure),
         meta={} if spec.meta is None else spec.meta,
     )
 
@@ -173,6 +173,11 @@ def as_limit_key(spec: JobSpec, limits: Container[str]) -> LimitKey | None:
     return LimitKey(spec.name)
 
 
+def as_after_failure(value: AfterFailure | str) -> AfterFailure:
+    """Return what is meant; an enumeration takes longer to look itself up than all other options of a job."""
+    return value if isinstance(value, AfterFailure) else AfterFailure(value)
+
+
 def as_ttl(value: timedelta | int) -> timedelta:
     """Return the retention given as a timedelta or as whole milliseconds.
 
@@ -185,7 +190,7 @@ def as_ttl(value: timedelta | int) -> timedelta:
         ttl = value if isinstance(value, timedelta) else timedelta(milliseconds=value)
     except OverflowError:
         raise ValueError(f"result_ttl is out of range: {value} ms") from None
-    if ttl <= timedelta(0):
+    if ttl <= NO_TIME:
         raise ValueError(f"result_ttl must be above zero, not {value!r}")
     return ttl
 
@@ -198,14 +203,14 @@ def delay_until(delay: timedelta | float | None, at: datetime | None) -> timedel
         TypeError: one of them is no time.
     """
     if at is None:
-        return timedelta(0) if delay is None else as_duration("delay", delay)
+        return NO_TIME if delay is None else as_duration("delay", delay)
     if delay is not None:
         raise ValueError("a job takes delay or at, not both")
     if not isinstance(at, datetime):
         raise TypeError(f"at is an aware datetime, not {at!r}")
     if at.tzinfo is None:
         raise ValueError(f"at must be an aware datetime, not {at!r}")
-    return max(at - datetime.now(UTC), timedelta(0))
+    return max(at - datetime.now(UTC), NO_TIME)
 
 
 def content_id(payload: object, *, serde: Serde | None = None) -> str:

@@ -49,7 +49,7 @@ MOST_SIGNATURES: Final = 3
 SMALLEST_RSA_BITS: Final = 2048
 LARGEST_RSA_BITS: Final = 8192
 SKEW: Final = timedelta(minutes=5)
-"""How far clocks may differ where a signature says when it ends: some give it ten seconds; Mastodon adds an hour."""
+"""How far clocks may differ where a signature says when it ends: some give it ten seconds, Mastodon an hour more."""
 
 _LONGEST_HEADER: Final = 16_384
 _LABEL: Final = "sig1"

@@ -15,6 +15,7 @@ from workers.checks import (
     MAX_DEPENDENCIES,
     MAX_PRIORITY,
     MIN_PRIORITY,
+    NO_TIME,
     check_text,
     check_whole,
 )
@@ -79,6 +80,8 @@ def by_queue(after: Iterable[str | JobRef], queue: str) -> tuple[tuple[str, ...]
     """Return the ids of the jobs to follow in this queue, and the jobs of others."""
     own: list[str] = []
     elsewhere: list[JobRef] = []
+    if after == ():  # as of most jobs
+        return (), ()
     for one in as_jobs(after):
         if isinstance(one, JobRef) and one.queue != queue:
             elsewhere.append(one)
@@ -139,11 +142,14 @@ class NewJob:
             self._check_keys()
         elif self.limit_key is not None or self.fair_key is not None:
             self._check_keys()
-        if not timedelta(0) <= self.delay <= MAX_DELAY:
+        if not NO_TIME <= self.delay <= MAX_DELAY:
             raise ValueError(f"job {self.id!r}: delay must be from 0 to 100 years, not {self.delay}")
-        check_whole(f"job {self.id!r}: priority", self.priority, MIN_PRIORITY, MAX_PRIORITY)
-        check_whole(f"job {self.id!r}: max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
-        check_whole(f"job {self.id!r}: chain_index", self.chain_index, 0, MAX_CHAIN_INDEX)
+        try:
+            check_whole("priority", self.priority, MIN_PRIORITY, MAX_PRIORITY)
+            check_whole("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
+            check_whole("chain_index", self.chain_index, 0, MAX_CHAIN_INDEX)
+        except ValueError as error:
+            raise ValueError(f"job {self.id!r}: {error}") from None
         check_retention(self.keep_completed)
         check_retention(self.keep_failed)
         dedup = self.deduplication
@@ -151,7 +157,7 @@ class NewJob:
             raise TypeError(f"job {self.id!r}: deduplication is a Deduplication, not {dedup!r}")
         if dedup is not None and dedup.mode is DeduplicationMode.DEBOUNCE and dedup.ttl is not None:
             object.__setattr__(self, "delay", max(self.delay, dedup.ttl))
-        if self.follows:
+        if self.after != () or self.after_elsewhere != ():
             self._check_after()
         if self.meta:
             object.__setattr__(self, "meta", check_meta(self.meta))
@@ -166,7 +172,7 @@ class NewJob:
     @property
     def belongs_to_others(self) -> bool:
         """Whether what becomes of the job may depend on those of its call."""
-        return self.deduplication is not None or bool(self.follows)
+        return self.deduplication is not None or bool(self.after or self.after_elsewhere)
 
     def _check_keys(self) -> None:
         given = [key for key in (self.ordering_key, self.limit_key, self.fair_key) if key is not None]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Final
 
-from workers.checks import MAX_DELAY, check_text
+from workers.checks import MAX_DELAY, NO_TIME, check_text
 from workers.errors import JobEndedError, StorageError, Unsupported
 from workers.jobs import (
     UNCOUNTED_RETRIES,
@@ -113,7 +113,7 @@ def bounded(duration: timedelta) -> timedelta:
 
     A handler may ask for any delay, and the resulting date must be a valid one.
     """
-    return min(max(duration, timedelta(0)), MAX_DELAY)
+    return min(max(duration, NO_TIME), MAX_DELAY)
 
 
 def bounded_count(limit: int) -> int:
@@ -185,7 +185,7 @@ def check_claim(worker_id: str, leases: Mapping[str, timedelta]) -> None:
     check_text("worker id", worker_id)
     for name, lease in leases.items():
         check_text("job name", name)
-        if not timedelta(0) < lease <= MAX_DELAY:
+        if not NO_TIME < lease <= MAX_DELAY:
             raise ValueError(f"the lease of {name!r} must be above 0 and at most 100 years, not {lease}")
 
 

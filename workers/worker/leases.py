@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
@@ -57,6 +58,7 @@ class LoopWatch:
 
 NAPS = 5
 """In how many parts a pause between renewals is slept."""
+_AWAKE = math.inf
 
 
 class LeaseKeeper:
@@ -83,6 +85,8 @@ class LeaseKeeper:
         self._watch = LoopWatch(self._interval)
         self._held: dict[str, Claim] = {}  # by token; written by the claim loop and attempts, read by renewals
         self._safe_until: dict[str, float] = {}
+        self._wakes_at = _AWAKE  # when its present nap ends
+        self._was_blocked = False  # since the last renewal of all
 
     def hold(self, claim: Claim, *, since: float) -> None:
         """Renew `claim` from now on; `since` is the monotonic time before the call that claimed it."""
@@ -102,23 +106,37 @@ class LeaseKeeper:
         """Renew until cancelled."""
         while True:
             # Jittered, so that many workers do not renew in step.
-            pause = self._interval * random.uniform(0.9, 1.0)  # noqa: S311 - spreads load, guards nothing
-            blocked = await self._sleep(pause)
-            over = [claim.token for claim in self._held.values() if blocked and not self.holds(claim)]
+            await self._sleep(self._interval * random.uniform(0.9, 1.0))  # noqa: S311 - spreads load, guards nothing
             try:
-                lost = await self.renew_jobs(None)
-                self._watch.lost([claim.job_id for claim in lost if claim.token in over])
+                await self.renew_all()
             except (StorageUnavailable, StorageError) as error:
                 self._report(error)
 
-    async def _sleep(self, seconds: float) -> bool:
-        """Sleep in naps, each of which may hide as much of a blockage, and return whether the loop was blocked."""
-        blocked, nap = False, seconds / NAPS
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep in naps, each of which may hide as much of a blockage; no longer, if the event loop was blocked."""
+        nap = seconds / NAPS
         for _ in range(NAPS):
-            due = monotonic() + nap
+            self._wakes_at = monotonic() + nap
             await asyncio.sleep(nap)
-            blocked |= self._watch.woke(monotonic() - due)
-        return blocked
+            self._look_for_blockage()
+            self._wakes_at = _AWAKE
+            if self._was_blocked:
+                return
+
+    def _look_for_blockage(self) -> None:
+        self._was_blocked |= self._watch.woke(monotonic() - self._wakes_at)
+
+    async def renew_all(self) -> None:
+        """Renew all claims, and warn of those that were lost while the event loop was blocked.
+
+        Raises:
+            StorageUnavailable, StorageError: as `renew_jobs`.
+        """
+        self._look_for_blockage()
+        over = [claim.token for claim in self._held.values() if self._was_blocked and not self.holds(claim)]
+        self._was_blocked = False
+        lost = await self.renew_jobs(None)
+        self._watch.lost([claim.job_id for claim in lost if claim.token in over])
 
     async def renew_jobs(self, ids: Collection[str] | None) -> list[Claim]:
         """Renew the claims for these jobs, or all with None, act on what the storage reports, and return those lost.

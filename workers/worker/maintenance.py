@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+from workers.clock import monotonic
 from workers.crons import Cron
 from workers.crons.book import store
 from workers.crons.ticks import tick
@@ -55,7 +56,8 @@ class Reaper:
 
     Any number of reapers may run on a queue. One runs beside every worker; alone, `run` it as a task and cancel it.
     `on_failed` is called with each job that it fails, see `OnFailed`; with the payload as `payload_serde` decodes it.
-    `events` is what tells the observers of a worker that it runs beside.
+    `events` is what tells the observers of a worker that it runs beside, and `renew` renews that worker's leases: a
+    process, or a machine with all its processes, may have stood still for longer than them, and nobody is dead.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class Reaper:
         on_failed: OnFailed | None = None,
         payload_serde: Serde | None = None,
         events: Emitter | None = None,
+        renew: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._storage = storage
+        self._renew = renew
         often = min(interval, storage.capabilities.recovery_interval or interval)
         self._recovery_interval = often.total_seconds()
         self._passes_per_sweep = max(1, round(interval / max(often, timedelta.resolution)))
@@ -91,9 +95,17 @@ class Reaper:
                 await (self._recover() if number % self._passes_per_sweep else self.reap())
             except (StorageUnavailable, StorageError) as error:  # an error may be about one job among thousands
                 self._events.report(error)
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Sleep until the next pass; once more if that took twice as long: who stood still, too, renews first."""
+        for _ in range(2):
             # Jittered, so that many reapers do not come at the same moment.
             pause = self._recovery_interval * random.uniform(0.9, 1.0)  # noqa: S311 - spreads load, guards nothing
+            began = monotonic()
             await asyncio.sleep(pause)
+            if monotonic() - began < 2 * pause:
+                return
 
     async def reap(self) -> None:
         """Run one pass: recover every lease that has expired by now, remove every expired record.
@@ -112,11 +124,19 @@ class Reaper:
             started = clock()
 
     async def _recover(self) -> None:
+        await self._renew_own()
         try:
             while await self._recover_some() >= BATCH:
                 pass
         finally:
             self._news.tell()
+
+    async def _renew_own(self) -> None:
+        try:
+            if self._renew is not None:
+                await self._renew()
+        except (StorageUnavailable, StorageError) as error:  # what others held is recovered all the same
+            self._events.report(error)
 
     async def _recover_some(self) -> int:
         recovery = await self._storage.recover(BATCH, max_stalls=self._max_stalls)

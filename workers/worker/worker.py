@@ -161,6 +161,7 @@ class Worker:
             on_failed=on_failed,
             payload_serde=self._runner.payload_serde,
             events=self._events,
+            renew=self._leases.renew_all,
         )
         served = self._wanted if self._storage.capabilities.name_filter else [ANY_NAME]
         self._unserved = UnservedNames(self._storage, served, interval=lease / 2, is_idle=lambda: self._idle)

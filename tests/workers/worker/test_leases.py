@@ -258,6 +258,32 @@ async def test_a_handler_that_blocks_the_loop_loses_its_job(tmp_path: Path) -> N
     await storage.disconnect()
 
 
+@pytest.mark.parametrize("number", [1, 2])
+async def test_who_stood_still_is_not_taken_for_dead(number: int) -> None:
+    """Neither by itself nor by another that stood still as long, as all processes of a machine do that is suspended."""
+    storage, calls = counting(MemoryStorage())
+    recorder, lease = Recorder(), timedelta(milliseconds=300)
+    begun: list[int] = []
+
+    async def stand_still(job: Job) -> None:
+        begun.append(job.attempt)
+        await until(lambda: len(begun) == number)
+        if job.id == "job 0":
+            time.sleep(2 * lease.total_seconds())  # noqa: ASYNC251 - all stand still
+        passes = calls["recover"]
+        await until(lambda: calls["recover"] >= passes + 2 * number)
+
+    await steps.enqueue(storage, *(steps.job(f"job {each}") for each in range(number)))
+    workers = [
+        Worker(storage, {"work": stand_still}, concurrency=1, lease=lease, observers=[recorder]) for _ in range(number)
+    ]
+    async with running(*workers):
+        await recorder.seen(Kind.COMPLETED, number)
+    assert begun == [1] * number
+    assert not recorder.of(Kind.STALLED)
+    assert not recorder.of(Kind.LEASE_LOST)
+
+
 def keeper_of(
     storage: Storage,
     *,

@@ -61,6 +61,25 @@ async def test_live_leases_are_left_alone() -> None:
     assert [event.job_ids for event in recorder.events] == [("dead",)]
 
 
+async def test_after_a_standstill_others_may_renew_first() -> None:
+    """Whoever stood still as long has a pass more to renew what is over; what nobody renews is recovered then."""
+    clock = ManualClock()
+    storage, calls = counting(MemoryStorage(clock=clock))
+    await steps.enqueue(storage, steps.job("job"))
+    await steps.claim(storage, lease=MINUTE)
+    reaping = asyncio.create_task(Reaper(storage, interval=timedelta(seconds=0.2)).run())
+    await until(lambda: calls["recover"] == 1)
+    clock.advance(MINUTE)
+    time.sleep(0.5)  # noqa: ASYNC251 - all stand still
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert calls["recover"] == 1
+    await until(lambda: calls["recover"] == 2)
+    assert await steps.state(storage, "job") is JobState.QUEUED
+    reaping.cancel()
+    await asyncio.gather(reaping, return_exceptions=True)
+
+
 async def test_one_pass_sweeps_everything_that_expired() -> None:
     """Records past their retention go in batches, until none is left."""
     clock = ManualClock()

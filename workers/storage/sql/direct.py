@@ -27,6 +27,11 @@ class Answer(IteratorResult[Any]):  # rows of any columns, as SQLAlchemy's own f
     def __init__(self, columns: tuple[str, ...], rows: Sequence[tuple[object, ...]], rowcount: int) -> None:
         super().__init__(_described(columns), iter(rows))
         self.rowcount = rowcount
+        self._all = rows
+
+    def scalar_one(self) -> Any:  # of any type, as SQLAlchemy's
+        """Return the value of the only row, as most statements have one, without SQLAlchemy's way to it."""
+        return self._all[0][0] if len(self._all) == 1 else super().scalar_one()
 
 
 class Direct(ABC):

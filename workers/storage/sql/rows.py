@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import TextClause, bindparam, text
@@ -140,9 +140,10 @@ def optional_moment(value: int | None) -> datetime | None:
 
 def duration(value: timedelta) -> int:
     """Return the milliseconds of the bounded duration, rounded up so that nothing happens early."""
-    return -(-bounded(value) // _MILLISECOND)
+    return -(-bounded(value) // _MILLISECOND) if value else 0  # as most delays are
 
 
+@lru_cache(1_000)  # a queue's jobs have few
 def encode_retention(value: Retention) -> int | None:
     return None if value is DROP else duration(value)
 

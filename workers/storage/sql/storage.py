@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, TypeVar
 
 from sqlalchemy import URL, Engine, text
@@ -112,7 +112,7 @@ class SqlStorage:
     def __repr__(self) -> str:
         return f"SqlStorage({self._target.url!r}, queue={self._name!r})"
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         return self._target.capabilities
 

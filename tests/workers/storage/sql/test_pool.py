@@ -61,6 +61,14 @@ async def test_a_step_takes_no_thread(storage: SqlStorage, monkeypatch: pytest.M
     assert taken == []
 
 
+async def test_a_producer_opens_one_connection(storage: SqlStorage, admin: psycopg.Connection) -> None:
+    await storage.enqueue([job("a")])
+    [(others,)] = admin.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    ).fetchall()
+    assert others == 1
+
+
 @pytest.mark.parametrize("jobs", [[job("x", payload=b"x" * 100_000)], [job(str(number)) for number in range(200)]])
 async def test_a_long_step_leaves_the_event_loop_alone(
     storage: SqlStorage, monkeypatch: pytest.MonkeyPatch, jobs: list[Any]

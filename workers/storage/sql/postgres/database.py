@@ -212,7 +212,9 @@ class PostgresDatabase:
         return self._submit(self._patient, work, self._silence(limit))
 
     def look(self, begin: Begin, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> Future[T]:
-        return self._submit(self._prompt, self._stepping(begin, work), _AT_LEISURE if at_leisure else None)
+        # The first look of all opens a connection that an enqueue can use: many a producer needs no other.
+        pool = self._prompt if self._patient.is_open else self._patient
+        return self._submit(pool, self._stepping(begin, work), _AT_LEISURE if at_leisure else None)
 
     def change(self, begin: Begin, work: Callable[[Transaction], T], *, at_leisure: bool = False) -> Future[T]:
         return self._submit(self._patient, self._changing(begin, work), _AT_LEISURE if at_leisure else None)

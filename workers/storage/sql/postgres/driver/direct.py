@@ -12,10 +12,10 @@ thread at a time makes use.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -274,15 +274,30 @@ class PostgresDirect(Direct):
             cursor.executemany(_as_psycopg_has_it(sql).encode(), values)
             return Answer((), (), cursor.rowcount)
 
-    @contextmanager
-    def _giving_up(self, sql: str) -> Iterator[None]:
-        try:
-            yield
-        except psycopg.Error as error:
-            # The latter: "cached plan must not change result type".
-            if self._driver.closed or isinstance(error, FeatureNotSupported):
-                give_up(self.plain)
-            raise DBAPIError(sql, None, error, hide_parameters=True) from error
+    def _giving_up(self, sql: str) -> _GivingUp:
+        return _GivingUp(self.plain, self._driver, sql)
+
+
+@dataclass(frozen=True, slots=True)
+class _GivingUp:
+    """Raises what psycopg raises as SQLAlchemy would; made twice for each statement, and so no generator's context."""
+
+    connection: Connection
+    driver: OwnConnection
+    sql: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, psycopg.Error):
+            return
+        # The latter: "cached plan must not change result type".
+        if self.driver.closed or isinstance(error, FeatureNotSupported):
+            give_up(self.connection)
+        raise DBAPIError(self.sql, None, error, hide_parameters=True) from error
 
 
 class PostgresJoined(Direct):

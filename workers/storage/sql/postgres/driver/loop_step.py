@@ -178,10 +178,13 @@ class LoopStep(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
         sent, self._sent = self._sent, None
-        if sent is not None:
-            for remove in (self.loop.remove_reader, self.loop.remove_writer):
-                with contextlib.suppress(OSError):  # libpq has closed it
-                    remove(sent.descriptor)
+        if sent is None:
+            return
+        with contextlib.suppress(OSError):  # libpq has closed it
+            self.loop.remove_reader(sent.descriptor)
+        if not sent.is_whole:
+            with contextlib.suppress(OSError):
+                self.loop.remove_writer(sent.descriptor)
 
     def _fail(self, error: Exception) -> None:
         self._unwatch()

@@ -99,6 +99,12 @@ class StepPool:
         transaction = begin(PostgresDirect(connection, alone=True))
         return run_blocking(transaction, ask(transaction))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a connection, or is about to have one."""
+        with self._changed:
+            return bool(self._in_use or self._free or self._submitted)
+
     def distrust(self) -> None:
         """Close the connections that nobody uses: another one to the same server has gone silent."""
         with self._changed:
