@@ -53,6 +53,10 @@ NOT_HIS: Final = 422
 401; for 403 clients are barred, but forwarding is no fault."""
 NAMED_ALIKE: Final = frozenset({"Follow", "Undo"})
 """Misskey names all Follows of one actor by another alike, and so their Undos: a later one is another activity."""
+SAME_IF_SAME_TEXT: Final = frozenset({"Accept", "Reject", "Update"})
+"""Mastodon names alike all that an actor rejects at once, or accepts once more; Friendica all Updates of one post."""
+LISTING: Final = frozenset({"Add", "Remove"})
+"""Mastodon gives those of what it pins no id: what is pinned again is written as it was before."""
 
 _HOPES: Final = (401, NOT_HIS)
 """Of several refusals one counts that may pass, such as 503, before what may not."""
@@ -232,8 +236,7 @@ class ActivitiesInbox:
         sent = _Sent(requested, actor, began, activity.ends_its_actor)
         claim, key = await self._verified(sent, claims, _Errand(self._admit, client, claims[0].key_id))
         await self._keys.believe(key)
-        made = _made(claim, requested) if activity.kind in NAMED_ALIKE else ""
-        await self._store(activity, actor, body, made)
+        await self._store(activity, actor, body, _told_apart(activity, body, claim, requested))
         await self._links.look_soon(canonical_origin(key.key_id))
 
     def _requested(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Requested:
@@ -317,9 +320,9 @@ class ActivitiesInbox:
     async def _knows(self, actor: str) -> bool:
         return bool((await self._database.rows(_KNOWN, {"actor": actor}))[0][0])
 
-    async def _store(self, activity: PostedActivity, actor: str, body: bytes, made: str) -> None:
+    async def _store(self, activity: PostedActivity, actor: str, body: bytes, apart: bytes) -> None:
         named = body if activity.id is None else activity.id.encode()
-        named += b"\n" + made.encode() if made else b""
+        named += b"\n" + apart if apart else b""
         try:
             is_new = await self._keep(
                 activity_hash=sha256(actor.encode() + b"\n" + named).hexdigest(),
@@ -366,6 +369,13 @@ def _of_its_origin(claims: Sequence[SignatureClaim], activity: PostedActivity) -
     if not fit:
         raise Refused(Why.OWNER, NOT_HIS, "The key is not on the actor's origin")
     return fit
+
+
+def _told_apart(activity: PostedActivity, body: bytes, claim: SignatureClaim, requested: Requested) -> bytes:
+    """Return by what an activity is told from others of its name, if such mean something else; or else nothing."""
+    if activity.kind in NAMED_ALIKE or (activity.kind in LISTING and activity.id is None):
+        return _made(claim, requested).encode()
+    return body if activity.kind in SAME_IF_SAME_TEXT and activity.id is not None else b""
 
 
 def _made(claim: SignatureClaim, requested: Requested) -> str:

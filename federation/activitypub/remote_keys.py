@@ -56,6 +56,9 @@ LOOK_AGAIN: Final = timedelta(minutes=5)
 FETCH_TIMEOUT: Final = timedelta(seconds=5)
 """Of all requests for one key."""
 GONE: Final = (404, 410)
+PASSING: Final = frozenset({401, 429, *NOT_JUDGED})
+"""A 401 says that the server could not verify us, as while it could not fetch our own key: many who get 401 themselves,
+such as Misskey, never try again."""
 MOST_OF_DOCUMENT: Final = 256 * 1024
 MOST_REDIRECTS: Final = 2
 """Of all requests for one key."""
@@ -338,7 +341,7 @@ class RemoteKeys:
             if look.redirects < 0 or not is_on_origin(further, look.origin):
                 raise KeyRefused("the document is elsewhere")
             url, response = further, await self._ask(further, look)
-        if response.status >= 500 or response.status == 429 or response.status in NOT_JUDGED:
+        if response.status >= 500 or response.status in PASSING:
             raise KeyUnavailable(f"the server answered {response.status}")
         if response.status in GONE:
             raise KeyGone(f"the server answered {response.status}")

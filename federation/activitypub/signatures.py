@@ -62,6 +62,8 @@ _DIGESTS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
 }
 
 _SECONDS: Final = re.compile(r"[0-9]{1,15}")
+_PREFIX: Final = re.compile(r"\Asignature +(?=[A-Za-z])", re.IGNORECASE)
+"""What the draft begins `Authorization` with, and old versions of node-http-signature the header `Signature`, too."""
 _DECIMAL: Final = re.compile(r"[0-9]{1,11}\.[0-9]{1,9}")
 """How the draft's 2.1.5 lets an end be written; what is signed is its text."""
 _AUTHORITY: Final = re.compile(r"[^/?#]+")
@@ -367,7 +369,7 @@ def _check_digest(kind: SignatureKind, requested: Requested) -> None:
 
 
 def _cavage_claim(header: str) -> SignatureClaim:
-    told = parameters_of(header)
+    told = parameters_of(_PREFIX.sub("", header))
     times = {name: told.get(name, "") for name in ("created", "expires")}
     return SignatureClaim(
         kind=SignatureKind.CAVAGE,

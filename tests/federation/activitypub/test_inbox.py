@@ -181,6 +181,27 @@ async def test_a_follow_under_the_name_of_an_earlier_one_is_news(door: Door, kin
     assert [each["activity_id"] for each in door.kept] == [follow["id"]] * 2
 
 
+@pytest.mark.parametrize("type_", ["Accept", "Reject", "Update"])
+async def test_another_text_under_the_name_of_an_earlier_one_is_news(door: Door, type_: str) -> None:
+    """As Mastodon rejects all by one name, and Friendica names all Updates of a post alike; the same text is known."""
+    first, second = (door.bob.activity(type=type_, object={"id": "x", "content": text}) for text in "12")
+    for activity in (first, second, first, second):
+        assert status(await door.post(activity)) == 202
+    assert [json.loads(each["text"]) for each in door.kept] == [first, second]
+
+
+@pytest.mark.parametrize("type_", ["Add", "Remove"])
+async def test_what_is_listed_again_without_a_name_is_news(door: Door, type_: str) -> None:
+    """As what Mastodon pins, unpins and pins; one with a name is known."""
+    named = door.bob.activity(type=type_)
+    for activity in ({**named, "id": None}, named):
+        door.kept.clear()
+        at = door.clock.now()
+        for later in (0, 0, 60):
+            assert status(await door.post(activity, at=at + timedelta(seconds=later))) == 202
+        assert len(door.kept) == (2 if activity["id"] is None else 1)
+
+
 async def test_types_and_actors_may_be_written_otherwise(door: Door) -> None:
     activity = door.bob.activity(type=["Like", "Emoji"], actor={"id": door.bob.id, "type": "Person"})
     assert status(await door.post(activity)) == 202

@@ -281,6 +281,7 @@ FAILURES = {
     "unknown": (respond(404), KeyRefused),
     "gone": (respond(410), KeyRefused),
     "busy": (respond(429), KeyUnavailable),
+    "unable to verify us": (respond(401), KeyUnavailable),
     "broken": (respond(500), KeyUnavailable),
     "a page": (respond(headers={"Content-Type": "text/html; charset=utf-8"}, body=b"<p>back soon"), KeyUnavailable),
     "cut off": (truncate(), KeyUnavailable),

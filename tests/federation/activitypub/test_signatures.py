@@ -234,6 +234,17 @@ def test_other_signers_are_understood(kind: SignatureKind, covered: str, paramet
         refused(replace(request, now=NOW + timedelta(minutes=1, seconds=1) + min(SKEW, WINDOW)), "expired")
 
 
+@pytest.mark.parametrize("prefix", ["Signature ", "signature  "])
+def test_the_header_may_begin_as_authorization_does(prefix: str) -> None:
+    """As node-http-signature wrote it; a parameter of that name is none of it."""
+    request = signed(SignatureKind.CAVAGE)
+    told = request.headers["Signature"]
+    assert request.with_headers(Signature=prefix + told).verified() == KEY_ID
+    refused(request.with_headers(Signature=prefix * 2 + told), "form")
+    first, last = told.rsplit(",signature=", 1)
+    assert request.with_headers(Signature=f"signature = {last},{first}").verified() == KEY_ID
+
+
 def test_the_target_may_be_signed_without_its_query() -> None:
     """By cavage: some servers do."""
     request = signed(SignatureKind.CAVAGE, url=URL.partition("?")[0])
