@@ -74,6 +74,8 @@ class Database(Protocol):
     """One database as this process uses it, shared by all storages on it."""
 
     subscribers: DatabaseSubscribers
+    wakes_with_the_commit: bool
+    """Whether a wake-up comes when its job can be claimed; otherwise waiters have to look whether it can already."""
 
     def enqueue(self, begin: Begin, jobs: Sequence[NewJob]) -> Step[list[EnqueueResult]]: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Final, TypeVar
@@ -104,6 +104,7 @@ class SqlStorage:
         given = self._target.adopt(target) if isinstance(target, AsyncEngine) else None
         self._sessions = Sessions(given, self._target.async_engine)
         self._held_wakes = HeldWakes()
+        self._trusts_wake_ups = False  # a claim has to bring jobs first: also a listener that begins wakes
         self._id = 0
         self._joined = Joined(queue, self._target.acquire, self._now)
         if isinstance(self._clock, ManualClock):
@@ -207,10 +208,12 @@ class SqlStorage:
         check_claim(worker_id, leases)
         future = self._writable().claim(self._transaction, worker_id, dict(leases), bounded_count(limit))
         try:
-            return await outcome(future)
+            claims = await outcome(future)
         except asyncio.CancelledError:
             future.add_done_callback(self._give_back)
             raise
+        self._trusts_wake_ups = self._trusts_wake_ups or bool(claims)
+        return claims
 
     def _give_back(self, future: Step[list[Claim]]) -> None:
         if not future.cancelled() and future.exception() is None:
@@ -219,10 +222,8 @@ class SqlStorage:
     def _release(self, claims: Sequence[Claim]) -> None:
         if not claims:
             return
-        try:
+        with suppress(WorkersError):  # disconnected: the leases will run out
             self._database().settle(self._transaction, [Released(claim=claim) for claim in claims])
-        except WorkersError:
-            return  # disconnected: the leases will run out
 
     async def settle_and_claim(
         self, settlements: Sequence[Settlement], worker_id: str, *, leases: Mapping[str, timedelta], limit: int
@@ -257,11 +258,12 @@ class SqlStorage:
                     left = min(left, until_due.total_seconds())
                 if until_due == timedelta(0) or deadline - clock() <= 0:
                     return
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(left):
                         await woken.wait()
-                except TimeoutError:
-                    continue
+                if woken.is_set() and database.wakes_with_the_commit and self._trusts_wake_ups:
+                    self._trusts_wake_ups = False  # others were woken, too, and may be sooner
+                    return
 
     async def renew(self, claims: Sequence[Claim]) -> Renewal:
         if not claims:

@@ -172,6 +172,27 @@ async def test_queues_of_a_process_share_one_listener(
     await storage.connect()
 
 
+async def test_who_got_jobs_follows_the_next_wake_up_without_a_look(
+    storage: SqlStorage, postgres_url: str, admin: psycopg.Connection
+) -> None:
+    """So it is once: of several workers that are woken for one job, those that come too late look first after that."""
+
+    async def woken(waiting: asyncio.Task[None]) -> bool:
+        admin.execute("SELECT pg_notify('workers_wake', id::text) FROM workers_queues ORDER BY id")  # of no job
+        return waiting.done()
+
+    async with connected(SqlStorage(postgres_url, "other")) as other:
+        for each in (storage, other):
+            await each.enqueue([job("a")])
+            await claim_all(each)
+        first = asyncio.create_task(storage.wait(["work"], timeout=MINUTE))
+        await until(lambda: woken(first))
+        again, others = (asyncio.create_task(one.wait(["work"], timeout=MINUTE)) for one in (storage, other))
+        await until(lambda: woken(others))
+        assert not again.done()
+        again.cancel()
+
+
 async def test_many_long_ids_are_told_in_parts(storage: SqlStorage) -> None:
     """More events than one notification holds arrive all, in order, whatever is in the ids."""
     names = [f"{number} %20\x00\x01:\n💥" + "x" * 400 for number in range(100)]

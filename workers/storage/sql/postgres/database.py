@@ -126,7 +126,7 @@ class PostgresDatabase:
         self._process = new_process()
         self._silent_for = target.busy_timeout + _SILENCE
         self._patience = Patience(self._silent_for, self._distrust)
-        self._notifies = target.notify
+        self._notifies = self.wakes_with_the_commit = target.notify
         self._sessions = target.sessions(self._patience)
         self._engine = target.engine(self._sessions, self._patience)
         self._prompt = StepPool(self._engine, self.name, PROMPT, "workers-postgres", self._patience)

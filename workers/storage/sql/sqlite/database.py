@@ -81,6 +81,7 @@ class SqliteDatabase:
         self.path = path
         self.name = f"SQLite database {path!r}"
         self.subscribers = DatabaseSubscribers()
+        self.wakes_with_the_commit = False
         self.callers = Callers(path, self.name)
         self.users = 0
         # What the connections of the two threads said at the last look; both are touched by the reader's alone.
