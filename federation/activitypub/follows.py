@@ -321,7 +321,7 @@ def _undone(session: Session, activity: IncomingActivity, now: datetime) -> None
     if isinstance(thing, Mapping) and "Accept" in types_of(thing):
         _told(session, activity.actor, one_of(thing.get("object")), FollowState.PENDING, now)
         return
-    if isinstance(thing, Mapping) and {"Follow"}.isdisjoint(types_of(thing) or ("Follow",)):
+    if isinstance(thing, Mapping) and (types := types_of(thing)) and "Follow" not in types:
         return
     local, follow_id = _our_end(thing, "object", actor=activity.actor, is_at="actor"), _url_of(thing)
     names, connection = {"remote": activity.actor, "way": FollowDirection.FOLLOWER}, session.connection()
