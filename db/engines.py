@@ -15,7 +15,7 @@ from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool, ConnectionPoolEntry, NullPool, PoolProxiedConnection
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 
 from db.poolers import refuse_lent_sessions
 
@@ -194,7 +194,6 @@ def _sqlite_engine(url: URL, *, connections: int, driver: object | None) -> Asyn
     return create_async_engine(
         url.set(drivername="sqlite+aiosqlite"),
         hide_parameters=True,
-        poolclass=AsyncAdaptedQueuePool,  # which SQLAlchemy before 2.0.38 does not take by itself
         pool_size=connections,
         max_overflow=0,
         connect_args=_sqlite_arguments(),
