@@ -1,5 +1,6 @@
 """Tests of flask_app.py and what it owes, without `async`: `pytest flask_test.py`."""
 
+from collections.abc import Iterator
 from importlib import import_module, reload
 
 import pytest
@@ -13,10 +14,10 @@ pytest_plugins = ["federation.testing.pytest_plugin"]
 
 
 @pytest.fixture
-def client(federation_node: SyncFederationNode) -> FlaskClient:
+def client(federation_node: SyncFederationNode) -> Iterator[FlaskClient]:
     application = reload(import_module("flask_app"))  # it opens the node's database, which each test has of its own
-    client: FlaskClient = application.app.test_client()
-    return client
+    yield application.app.test_client()
+    application.engine.dispose()
 
 
 def test_a_note_reaches_who_follows_its_author(

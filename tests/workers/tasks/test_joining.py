@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -83,10 +83,8 @@ def begin(request: pytest.FixtureRequest, engine: Engine) -> Begin:
     @contextmanager
     def dbapi() -> Iterator[object]:
         if engine.dialect.name == "sqlite":
-            lite = sqlite3.connect(str(engine.url.database))
-            with lite:
+            with closing(sqlite3.connect(str(engine.url.database))) as lite, lite:
                 yield lite
-            lite.close()
             return
         with psycopg.connect(engine.url.set(drivername="postgresql").render_as_string(hide_password=False)) as post:
             yield post
