@@ -1,7 +1,8 @@
 """Tests of flask_app.py and what it owes, without `async`: `pytest flask_test.py`."""
 
+import sys
 from collections.abc import Iterator
-from importlib import import_module, reload
+from importlib import import_module
 
 import pytest
 from flask.testing import FlaskClient
@@ -15,7 +16,8 @@ pytest_plugins = ["federation.testing.pytest_plugin"]
 
 @pytest.fixture
 def client(federation_node: SyncFederationNode) -> Iterator[FlaskClient]:
-    application = reload(import_module("flask_app"))  # it opens the node's database, which each test has of its own
+    sys.modules.pop("flask_app", None)  # it opens the node's database, which each test has of its own
+    application = import_module("flask_app")
     yield application.app.test_client()
     application.engine.dispose()
 
