@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime, timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Final, TypeVar
 
 from sqlalchemy import URL, Engine, text
@@ -95,6 +95,7 @@ class SqlStorage:
     ) -> None:
         check_text("queue name", queue)
         self._target = parse_target(target, busy_timeout)
+        self._capabilities = self._target.capabilities  # as each enqueue asks for them
         self._name = queue
         if clock is not None and self.capabilities.clock == "server":
             raise Unsupported("PostgreSQL's own clock decides what is due; leave `clock` out")
@@ -113,9 +114,9 @@ class SqlStorage:
     def __repr__(self) -> str:
         return f"SqlStorage({self._target.url!r}, queue={self._name!r})"
 
-    @cached_property
+    @property
     def capabilities(self) -> Capabilities:
-        return self._target.capabilities
+        return self._capabilities
 
     @property
     def queue(self) -> str:
