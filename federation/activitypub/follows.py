@@ -161,7 +161,8 @@ class FollowHandlers:
 
     async def handle(self, session: AsyncSession, activity: IncomingActivity, prepared: object) -> bool:
         """Change the follows that the activity is about. Return False for a Follow that was undone before it came."""
-        if "Follow" in activity.types and await session.run_sync(_is_over, activity, self._clock.now()):
+        follow_id, now = activity.id if "Follow" in activity.types else None, self._clock.now()
+        if follow_id is not None and await session.run_sync(was_undone, activity.actor, follow_id, now):
             return False
         if isinstance(prepared, Recipient) and _changes_its_actor(activity):
             inboxes = {"new_inbox": prepared.inbox, "new_shared_inbox": prepared.shared_inbox}
@@ -169,13 +170,13 @@ class FollowHandlers:
         elif isinstance(prepared, Recipient):
             await self._asked(session, activity, prepared)
         if "Undo" in activity.types:
-            await session.run_sync(_undone, activity, self._clock.now())
+            await session.run_sync(_undone, activity, now)
         for name, state in (("Accept", FollowState.ACCEPTED), ("Reject", FollowState.REJECTED)):
             if name in activity.types:
-                await session.run_sync(_told, activity.actor, activity.object, state, self._clock.now())
+                await session.run_sync(_told, activity.actor, activity.object, state, now)
         if "Block" in activity.types:
             following = {"type": "Follow", "actor": activity.object}
-            await session.run_sync(_told, activity.actor, following, FollowState.REJECTED, self._clock.now())
+            await session.run_sync(_told, activity.actor, following, FollowState.REJECTED, now)
         if _ends_its_actor(activity):
             await session.execute(_ENDED, {"remote": activity.actor})
         return True
@@ -309,10 +310,6 @@ def _put(
     state = FollowState.ACCEPTED if was_accepted else FollowState.PENDING
     session.execute(_RENEWED, {**pair, **{f"new_{name}": value for name, value in asked.items()}, "into": state})
     return was_accepted
-
-
-def _is_over(session: Session, activity: IncomingActivity, now: datetime) -> bool:
-    return activity.id is not None and was_undone(session, activity.actor, activity.id, now)
 
 
 def _undone(session: Session, activity: IncomingActivity, now: datetime) -> None:

@@ -30,7 +30,7 @@ MOST_PER_ORIGIN: Final = 1_000
 
 
 def remember(session: Session, actor: str, follow_id: str, now: datetime) -> None:
-    """Note that an actor has undone a Follow that left no follower; one that came and failed stays as it is."""
+    """Note that an actor has undone a Follow that has not come. One that came and failed is not tried again."""
     if taken_back(session, follow_id, actor=actor):
         return
     server_url = origin_of(actor)
